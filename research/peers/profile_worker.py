@@ -33,7 +33,8 @@ from vidspec.runs.local import caption_locally
 from vidspec.runs.reader import ClipReader
 from vidspec.runs.records import SettingsDigest
 from vidspec.runs.remaining import Executor, caption_remaining, plan_clips
-from vidspec.runs.single_file import SingleFileOutput
+from vidspec.runs.run_file import RunFile
+from vidspec.runs.run_store import RunStore
 
 __all__ = ["ProfileContenderWorker", "caption_folder", "how_of", "main"]
 
@@ -138,15 +139,15 @@ def caption_folder(engine: Executor, clips: Sequence[str], profile: Profile, con
     with TemporaryDirectory() as folder:
         jobs = [Job(clip) for clip in clips]
         settings = SettingsDigest(profile.model_dump(), config)
-        output = SingleFileOutput(Path(folder) / "captions.jsonl", make_format("jsonl"))
+        store = RunStore([RunFile(Path(folder) / "captions.jsonl", make_format("jsonl"))])
         began = time.perf_counter()
         try:
             tally = Tally(total=len(jobs))
-            remaining = plan_clips(jobs, output, settings)
-            for _ in caption_remaining(remaining, engine, output, settings, tally, results, set()):
+            remaining = plan_clips(jobs, store, settings, tally)
+            for _ in caption_remaining(remaining, engine, store, settings, tally, results, set()):
                 pass
         finally:
-            output.close(jobs, complete=True)
+            store.close(jobs, complete=True)
         seconds = time.perf_counter() - began
     return {"seconds": seconds, "ids": results.ids, "errors": results.errors, "rows": results.rows}
 

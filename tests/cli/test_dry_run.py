@@ -1,6 +1,5 @@
 """``--dry-run``: what it says is what a run does, and it does nothing."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -89,14 +88,6 @@ def test_failures_before_are_told_apart(vidspec, clips):
     assert states(vidspec(*args, "--dry-run", "--retry-failed")) == ["done", "caption"]
     lean = vidspec(*args, "clips/b.mp4", "--dry-run")
     assert "estimated time: unknown" in lean.err, "a line of jsonl holds no times"
-
-
-def test_content_that_is_known_by_its_bytes(vidspec, clips):
-    args = ("--format", "jsonl", "-o", "out.jsonl", "--checksum")
-    vidspec("caption", "clips/a.mp4", *args)
-    ran = vidspec("caption", "clips/b.mp4", *args, "--dry-run")
-    assert states(ran) == ["done"] and "1 reused from identical files" in ran.err
-    assert len(Path("out.jsonl").read_text().splitlines()) == 1 and json.loads(Path("out.jsonl").read_text())
 
 
 def test_mistakes_are_those_of_a_run(vidspec, clips):

@@ -10,7 +10,6 @@ import pytest
 from tests.cli.effects import files_here
 from tests.fake_captioner import FakeCaptioner
 from vidspec.embedded.samples import shipped
-from vidspec.runs.journal import Journal
 
 MINE = "a caption that somebody wrote\n"
 V2 = ("--template", "v2 {caption}")
@@ -268,34 +267,44 @@ def test_the_journal_stays_small(vidspec):
     assert {one["file"] for one in marks} == {f"{name}/good.txt" for name in "abc"}
 
 
-@pytest.mark.parametrize("edited", [False, True])
-def test_without_a_mark_a_file_is_known_by_its_records(vidspec, edited):
-    """As a run of version 0.2.0 left it, or one whose last line was lost with the power."""
-    vidspec("caption", "k", "--format", "txt,srt")
+def test_a_file_whose_mark_was_lost_with_the_power_is_kept(vidspec):
+    vidspec("caption", "k", "--format", "txt")
     journal = Path("k/.vidspec.jsonl")
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(line for line in lines if not line.startswith(b'{"file": ')) + lines[-1][:-9])
-    if edited:
-        file("a").write_text(MINE)
-    assert " kept: " not in vidspec("caption", "k", "--format", "txt,srt").err
-    ran = vidspec("caption", "k", "--format", "txt,srt", *V2)
-    assert ran.code == 0 and ("1 file that no run wrote was kept: k/a/good.txt" in ran.err) == edited
-    assert file("a").read_text() == MINE if edited else "v2" in file("a").read_text()
-    assert "v2" in file("a", "srt").read_text() and "v2" in file("b").read_text()
-    assert not Journal(journal, look=True).damaged
+    before = file("a").read_text()
+    ran = vidspec("caption", "k", "--format", "txt", *V2)
+    assert ran.code == 0 and "3 files that no run wrote were kept" in ran.err
+    assert file("a").read_text() == before
 
 
-@pytest.mark.parametrize("form", ONE_FILE)
-def test_without_a_mark_one_file_is_known_by_its_records(vidspec, form):
-    if form == "parquet":
-        pytest.importorskip("pyarrow")
-    args = ("caption", "k", "--format", form, "-o", "out")
-    vidspec(*args)
-    journal = Path(".out.vidspec.jsonl")
-    lines = journal.read_text().splitlines(keepends=True)
-    journal.write_text("".join(line for line in lines if not line.startswith('{"file": ')))
-    Path("k/a/new.mp4").write_bytes(b"x")
-    assert vidspec(*args).code == 0 and b"new.mp4" in Path("out").read_bytes() and not Path("out~").exists()
+def test_merge_replaces_no_table_that_was_edited(vidspec):
+    vidspec("caption", "k", "-o", "out.csv")
+    vidspec("caption", "k", "-o", "out.jsonl")
+    assert vidspec("merge", "out.jsonl", "--format", "csv", "-o", "out.csv").code == 0
+    Path("out.csv").write_text(edited := Path("out.csv").read_text() + MINE)
+    ran = vidspec("merge", "out.jsonl", "--format", "csv", "-o", "out.csv")
+    assert ran.code == 2 and "out.csv: was edited since a run wrote it" in ran.err
+    assert Path("out.csv").read_text() == edited
+
+
+def test_merge_keeps_a_file_with_a_caption_that_the_new_one_lacks(vidspec):
+    vidspec("caption", "k/a", "-o", "a.jsonl")
+    vidspec("caption", "k/b", "-o", "b.jsonl")
+    for sources in (("b.jsonl",), ("a.jsonl", "b.jsonl")):
+        assert vidspec("merge", *sources, "-o", "all.jsonl").code == 0 and not Path("all.jsonl~").exists()
+    Path("all.jsonl").write_text(edited := Path("all.jsonl").read_text().replace("A red circle", "A blue one", 1))
+    ran = vidspec("merge", "a.jsonl", "b.jsonl", "-o", "all.jsonl")
+    assert ran.code == 0 and "all.jsonl: the earlier file, which has other captions, is now all.jsonl~" in ran.err
+    assert Path("all.jsonl~").read_text() == edited != Path("all.jsonl").read_text()
+
+
+def test_a_report_shows_what_was_edited_in_a_clips_own_file(vidspec):
+    vidspec("caption", "k", "--format", "json", "--output-dir", "out")
+    path = Path("out/a/good.json")
+    path.write_text(path.read_text().replace("A red circle", "A blue one"))
+    assert vidspec("report", "out", "-o", "page.html").code == 0
+    assert "A blue one" in Path("page.html").read_text()
 
 
 def test_a_run_without_work_leaves_files_and_journals_as_they_are(vidspec):

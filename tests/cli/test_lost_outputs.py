@@ -19,7 +19,8 @@ from tests.cli.effects import streamed_paths
 from tests.fake_captioner import TEXT, FakeCaptioner
 from tests.tiers import full_but
 from vidspec.runs.formats.base import make_format
-from vidspec.runs.single_file import SingleFileOutput
+from vidspec.runs.run_file import RunFile
+from vidspec.runs.run_store import RunStore
 from vidspec.signals import SIGNALS, Terminated, raise_on_signals
 
 CLIPS = [f"{number}/good.mp4" for number in range(5)]
@@ -250,7 +251,7 @@ def test_lines_of_the_log_are_whole_when_there_is_room_again(tmp_path):
 @pytest.mark.parametrize(("first", "second"), [("csv", "jsonl"), ("jsonl", "csv"), ("csv", "text"), ("json", "csv")])
 def test_a_run_in_another_format_leaves_a_live_output_alone(vidspec, first, second):
     path = Path("out/out")
-    live = SingleFileOutput(path, make_format(first, several=True))
+    live = RunStore([RunFile(path, make_format(first, several=True))])
     ran = vidspec("caption", *CLIPS, "--format", second, "-o", str(path))
     assert ran.code == 2 and "out/out: another run is writing it" in ran.err and not FakeCaptioner.made
     live.close([], complete=True)

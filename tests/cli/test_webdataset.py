@@ -11,9 +11,9 @@ import pytest
 from tests.cli.effects import streamed_paths
 from tests.fake_captioner import TEXT
 from tests.runs.shards import tar_of, write_shards
+from vidspec.runs.file_states import hidden_journal
 from vidspec.runs.formats.base import make_format
 from vidspec.runs.journal import Journal
-from vidspec.runs.outputs import hidden_journal
 
 LINE = " ".join(TEXT.split())
 RUN = ("caption", "shards/00000.tar", "--format", "webdataset", "--output-dir", "out")
@@ -94,7 +94,7 @@ def test_an_edited_tar_of_a_killed_run_is_kept(vidspec):
     edited = replace_member("out/00000.tar", "00001/good.txt", "Mine.\n")
     ran = vidspec(*RUN)
     assert Path("out/00000.tar~").read_bytes() == edited and "was edited, and is now out/00000.tar~" in ran.err
-    assert json.loads(members("out/00000.tar")["00001/good.json"])["caption"] == TEXT
+    assert json.loads(members("out/00000.tar")["00001/good.json"])["caption"] == "Mine."
 
 
 def test_several_prompts_share_a_sample(vidspec):

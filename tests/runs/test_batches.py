@@ -22,7 +22,7 @@ from vidspec.runs.formats.base import make_format
 from vidspec.runs.job import Job, JobConfig
 from vidspec.runs.local import caption_locally
 from vidspec.runs.run import caption_jobs
-from vidspec.runs.writers import StreamOutput
+from vidspec.runs.writers import Stream
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("good", "bug", "good", "missing", "good", "differs", "lost", "good")
@@ -228,7 +228,7 @@ class Lines:
 def test_a_stream_in_order_holds_back_what_is_early(recorded):
     entries = [Job(name) for name in "abcd"]
     lines = Lines()
-    stream = StreamOutput(lines, make_format("text", several=True), order=entries)
+    stream = Stream(lines, make_format("text", several=True), order=entries)
 
     def add(name, **part):
         stream.add(Job(name), recorded(name, **part))
@@ -238,5 +238,5 @@ def test_a_stream_in_order_holds_back_what_is_early(recorded):
     assert add("a", segment=0, segments=2) == ["a"]
     assert add("d") == ["a"]
     assert add("a", segment=1, segments=2) == ["a", "a", "b"]
-    stream.close(entries, complete=False)
+    stream.finish(complete=False)
     assert [line.split("\t")[0] for line in lines.lines] == ["a", "a", "b", "d"] and lines.closed

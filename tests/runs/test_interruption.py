@@ -10,15 +10,17 @@ from vidspec.errors import OutputError
 from vidspec.events.observer import RunObserver
 from vidspec.events.tally import Tally
 from vidspec.runs.job import Job, JobResult
-from vidspec.runs.outputs import ONE_CLIP, Output
-from vidspec.runs.remaining import Remaining, caption_remaining
+from vidspec.runs.remaining import caption_remaining
+from vidspec.runs.renderers import ONE_CLIP
+from vidspec.runs.run_store import RunStore
 from vidspec.signals import defer_signals
 
 
-class Interrupting(Output):
+class Interrupting(RunStore):
     """Keeps records; a signal comes before each is written."""
 
     def __init__(self):
+        super().__init__()
         self.kept = []
 
     def add(self, job, record):
@@ -34,7 +36,7 @@ def test_what_is_kept_is_counted(settings, name):
     output, tally = Interrupting(), Tally(total=2)
     with pytest.raises(KeyboardInterrupt):
         executor = lambda jobs: iter([JobResult(record(name), None, job)])  # noqa: E731
-        list(caption_remaining(Remaining([job]), executor, output, settings, tally, RunObserver(), set()))
+        list(caption_remaining([job], executor, output, settings, tally, RunObserver(), set()))
     assert tally.done - tally.unkept == len(output.kept) == (name == "a.mp4")
 
 

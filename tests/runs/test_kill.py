@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from vidspec.runs.file_marks import is_mark
+from vidspec.runs.file_states import is_mark
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIPS, FAILING = 300, 30
@@ -61,6 +61,7 @@ def environment(where):
         pytest.param(("--format", "jsonl", "-o", "out.jsonl", "--batch", "4"), id="jsonl"),
         pytest.param(("--format", "csv", "-o", "out.csv", "--batch", "4"), id="csv", marks=pytest.mark.full),
         pytest.param(("--format", "vtt", "--output-dir", "out", "--batch", "4"), id="vtt", marks=pytest.mark.full),
+        pytest.param(("--format", "jsonl,csv,txt", "--output-dir", "out", "--batch", "4"), id="several"),
     ],
 )
 def test_killed_again_and_again(clips, tmp_path, args):

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections import deque
 from contextlib import closing
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -26,10 +27,10 @@ from vidspec.events.tally import Tally
 from vidspec.runs.feed import Feed, reader_count
 from vidspec.runs.job import Job, JobConfig, JobQuestions
 from vidspec.runs.local import caption_locally
-from vidspec.runs.outputs import Output
 from vidspec.runs.reader import ClipReader, MemoryBudget
 from vidspec.runs.records import FileContent
-from vidspec.runs.remaining import Remaining, caption_remaining
+from vidspec.runs.remaining import caption_remaining
+from vidspec.runs.run_store import RunStore
 from vidspec.runs.segments import fixed_segments, parse_segment
 from vidspec.video import Clip, read
 
@@ -522,7 +523,7 @@ def test_frames_are_let_go_clip_by_clip(settings):
             alive.append(weakref.ref(clip.frames))
             return clip
 
-    class Kept(Output):
+    class Kept(RunStore):
         def add(self, job, record):
             gc.collect()
             assert sum(one() is not None for one in alive) <= 3
@@ -530,7 +531,7 @@ def test_frames_are_let_go_clip_by_clip(settings):
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
     captioner.asked = SimpleNamespace(append=lambda asked: None)  # it would remember the frames
     names = [f"{number}/{kind}.mp4" for number in range(6) for kind in ("good", "bug", "differs")]
-    todo = Remaining(jobs_of(*names), contents={number: FileContent(1, 2) for number in range(1, 19)})
+    todo = [replace(job, content=FileContent(1, 2)) for job in jobs_of(*names)]
     how = JobConfig(verify=True, ahead=1, batch=1)
 
     def engine(todo):

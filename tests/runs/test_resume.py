@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 
 from vidspec.errors import UsageError
-from vidspec.runs.clip_files import SidecarOutput
+from vidspec.events.tally import Tally
+from vidspec.runs.clip_files import ClipFiles
+from vidspec.runs.file_states import hidden_journal
 from vidspec.runs.formats.base import make_format
 from vidspec.runs.job import Job, JobConfig
-from vidspec.runs.outputs import hidden_journal
 from vidspec.runs.records import FileContent, SettingsDigest, content_of
 from vidspec.runs.remaining import plan_clips, remaining_parts
+from vidspec.runs.run_file import RunFile
+from vidspec.runs.run_store import RunStore
 from vidspec.runs.sidecars import SidecarNames, check_sidecar_names
-from vidspec.runs.single_file import SingleFileOutput
 
 
 @pytest.fixture
@@ -41,7 +43,11 @@ def killed(action):
 
 
 def jsonl(**how):
-    return SingleFileOutput(Path("out.jsonl"), make_format("jsonl", several=True), **how)
+    return RunStore([RunFile(Path("out.jsonl"), make_format("jsonl", several=True))], **how)
+
+
+def csv(path, **how):
+    return RunStore([RunFile(path, make_format("csv", several=True))], **how)
 
 
 def test_finished_clips_are_left_out(clips, recorded, settings):
@@ -50,11 +56,12 @@ def test_finished_clips_are_left_out(clips, recorded, settings):
     note(output, recorded, clips[1], error="broken")
     output.close(clips, complete=False)
     output = jsonl()
-    made = plan_clips(clips, output, settings)
-    assert [job.number for job in made.jobs] == [3] and (made.captioned, made.failed) == (1, 1)
-    assert made.contents[3] == content_of("c.mp4")
-    retried = plan_clips(clips, output, settings, retry=True)
-    assert [job.number for job in retried.jobs] == [2, 3]
+    tally = Tally()
+    (left,) = plan_clips(clips, output, settings, tally)
+    assert left.number == 3 and (tally.earlier, tally.earlier_failed) == (1, 1)
+    assert left.content == content_of("c.mp4")
+    retried = plan_clips(clips, output, settings, Tally(), retry=True)
+    assert [job.number for job in retried] == [2, 3]
     output.close(clips, complete=True)
 
 
@@ -62,11 +69,11 @@ def test_changed_content_is_captioned_again(clips, recorded, settings):
     output = jsonl()
     note(output, recorded, clips[0])
     os.utime("a.mp4", ns=(1, 1))
-    assert len(plan_clips(clips[:1], output, settings).jobs) == 1
-    assert not plan_clips(clips[:1], output, settings, checksum=True).jobs, "the bytes are the same"
+    assert len(plan_clips(clips[:1], output, settings, Tally())) == 1
+    assert not plan_clips(clips[:1], output, settings, Tally(), checksum=True), "the bytes are the same"
     with open("a.mp4", "wb") as file:
         file.write(b"x")
-    assert len(plan_clips(clips[:1], output, settings, checksum=True).jobs) == 1
+    assert len(plan_clips(clips[:1], output, settings, Tally(), checksum=True)) == 1
     output.close(clips, complete=False)
 
 
@@ -78,7 +85,7 @@ def test_changed_settings_are_told_apart(clips, recorded, settings):
         SettingsDigest(settings.profile, JobConfig(prompt="Why?")),
         SettingsDigest(settings.profile, JobConfig(prompt="Describe.", segment=5.0)),
     ):
-        assert len(plan_clips(clips[:1], output, other).jobs) == 1
+        assert len(plan_clips(clips[:1], output, other, Tally())) == 1
     note(output, recorded, clips[0], settings=SettingsDigest(settings.profile, JobConfig(prompt="Why?")))
     output.close(clips, complete=True)
     lines = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
@@ -100,18 +107,6 @@ def test_what_changes_no_answer_is_no_setting():
 
     assert of(profile) == of(same) != of(same, "y")
     assert of(other) != of(same)
-
-
-def test_the_same_bytes_under_another_name_keep_their_caption(clips, recorded, settings):
-    output = jsonl()
-    note(output, recorded, clips[0])
-    os.rename("a.mp4", "moved.mp4")
-    moved = Job("moved.mp4")
-    made = plan_clips([moved, clips[1]], output, settings, checksum=True)
-    assert made.reused == 1 and [job.path for job in made.jobs] == [clips[1].path]
-    assert plan_clips([moved], output, settings, checksum=True).captioned == 1
-    output.close([moved], complete=True)
-    assert [json.loads(line)["path"] for line in Path("out.jsonl").read_text().splitlines()] == ["a.mp4", "moved.mp4"]
 
 
 SAME = FileContent(1, 2)
@@ -147,10 +142,10 @@ def test_csv_is_rendered_from_its_hidden_journal(clips, recorded, tmp_path):
     path.write_text("precious\n")
 
     with pytest.raises(UsageError, match=r"out.csv: is there already, and no such run wrote it \(--overwrite replaces"):
-        SingleFileOutput(path, make_format("csv", several=True))
+        csv(path)
 
     def run():
-        output = SingleFileOutput(path, make_format("csv", several=True), fresh=True)
+        output = csv(path, fresh=True)
         note(output, recorded, clips[0])
         (tmp_path / "seen.csv").write_bytes(path.read_bytes())
         note(output, recorded, clips[1])
@@ -160,7 +155,7 @@ def test_csv_is_rendered_from_its_hidden_journal(clips, recorded, tmp_path):
     seen = (tmp_path / "seen.csv").read_text()
     assert seen.count("\n") == 3 and "a.mp4" in seen
     assert (tmp_path / "out.csv~").read_text() == "precious\n"
-    output = SingleFileOutput(path, make_format("csv", several=True))
+    output = csv(path)
     note(output, recorded, clips[2])
     output.close(clips, complete=True)
     rows = path.read_text().splitlines()
@@ -177,17 +172,17 @@ def test_a_file_of_others_is_kept_even_by_a_run_that_is_killed_at_once(clips, re
     path = tmp_path / "out.csv"
     path.write_text("precious\n")
     with monkeypatch.context() as patch:  # killed when the record was written, before the file is
-        patch.setattr("vidspec.runs.single_file.write_whole", lambda *_: os._exit(9))
-        killed(lambda: note(SingleFileOutput(path, make_format("csv", several=True), fresh=True), recorded, clips[0]))
+        patch.setattr("vidspec.runs.run_file.write_whole", lambda *_: os._exit(9))
+        killed(lambda: note(csv(path, fresh=True), recorded, clips[0]))
     assert hidden_journal(path).read_text().count("a.mp4") and not path.exists()
-    output = SingleFileOutput(path, make_format("csv", several=True))
+    output = csv(path)
     note(output, recorded, clips[1])
     output.close(clips, complete=True)
     assert (tmp_path / "out.csv~").read_text() == "precious\n" and "b.mp4" in path.read_text()
 
 
 def sidecars(form, entries, folder=None, template=None, **how):
-    return SidecarOutput([SidecarNames(make_format(form), folder, template, "vanilla-sd")], entries, **how)
+    return RunStore([ClipFiles([SidecarNames(make_format(form), folder, template, "vanilla-sd")])], entries, **how)
 
 
 def test_sidecars_mirror_the_tree(tmp_path, monkeypatch, recorded):
@@ -233,7 +228,7 @@ def test_a_sidecar_that_is_gone_comes_back_without_captioning(clips, recorded, s
     output = sidecars("txt", clips)
     note(output, recorded, clips[0])
     os.remove("a.txt")
-    assert not plan_clips(clips[:1], output, settings).jobs
+    assert not plan_clips(clips[:1], output, settings, Tally())
     assert os.path.exists("a.txt")
     output.close(clips, complete=True)
 
@@ -243,7 +238,7 @@ def test_another_format_of_the_same_captions_needs_no_captioning(clips, recorded
     note(output, recorded, clips[0])
     output.close(clips, complete=True)
     output = sidecars("vtt", clips)
-    assert not plan_clips(clips[:1], output, settings).jobs
+    assert not plan_clips(clips[:1], output, settings, Tally())
     assert Path("a.vtt").read_text().startswith("WEBVTT")
     output.close(clips, complete=True)
 
@@ -285,20 +280,6 @@ def test_names_that_cannot_be(template, entries, message):
         check_sidecar_names([SidecarNames(make_format("txt"), None, template, "p")], [Job(path) for path in entries])
 
 
-def test_a_caption_taken_over_has_the_new_rows_id_and_prompt(clips, recorded, settings):
-    first = Job("a.mp4", prompt="Why?", id="first", columns={"camera": "north", "take": 1})
-    output = jsonl()
-    note(output, recorded, first)
-    os.rename("a.mp4", "z.mp4")
-    second = Job("z.mp4", prompt="Why?", columns={"camera": "south"})
-    assert plan_clips([second], output, settings, checksum=True).reused == 1
-    output.close([second], complete=True)
-    one, two = (json.loads(line) for line in Path("out.jsonl").read_text().splitlines())
-    assert (one["id"], one["columns"], one["prompt"]) == ("first", {"camera": "north", "take": 1}, "Why?")
-    assert (two["id"], two["columns"], two["prompt"]) == (None, {"camera": "south"}, "Why?")
-    assert {"id", "columns", "prompt"}.isdisjoint(two["job"])
-
-
 def test_two_rows_of_one_clip_need_names_that_tell_them_apart():
     with pytest.raises(UsageError, match=r"--name '\{stem}-\{clip}"):
         check_sidecar_names(
@@ -312,16 +293,16 @@ def test_rows_of_a_run_that_was_killed_are_known_by_their_records(clips, recorde
     path = Path("out.csv")
 
     def run():
-        output = SingleFileOutput(path, make_format("csv", several=True))
+        output = csv(path)
         note(output, recorded, clips[0], error="broken")
         note(output, recorded, clips[1])
         note(output, recorded, clips[0])
         path.write_bytes(path.read_bytes()[: -torn or None])
 
     killed(run)
-    output = SingleFileOutput(path, make_format("csv", several=True))
+    output = csv(path)
     output.close(clips, complete=True)
     assert path.read_text().count(".mp4") == 2 and "broken" not in path.read_text()
     path.write_text(path.read_text().replace("b.mp4", "mine"))
     with pytest.raises(UsageError, match="was edited"):
-        SingleFileOutput(path, make_format("csv", several=True))
+        csv(path)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vidspec.cli.printed import print_error, print_note
 from vidspec.escaping import one_line
-from vidspec.events.tally import counted, format_duration
+from vidspec.events.tally import Tally, counted, format_duration
 
 if TYPE_CHECKING:
     from vidspec.runs.destinations import Destination
     from vidspec.runs.dry_run import PlannedClip
     from vidspec.runs.job import Job
-    from vidspec.runs.outputs import Output
     from vidspec.runs.planning import RunPlan
     from vidspec.runs.records import SettingsDigest
+    from vidspec.runs.run_store import RunStore
 
 __all__ = ["print_plan"]
 
@@ -29,22 +28,20 @@ def print_plan(plan: RunPlan) -> int:
 
 def _print_clips(plan: RunPlan) -> int:
     from vidspec.runs.dry_run import earlier_costs, estimate_run, planned_clip
-    from vidspec.runs.outputs import CombinedOutput
     from vidspec.runs.remaining import plan_clips
     from vidspec.runs.writers import StdoutLines
 
     spec, entries, settings = plan.spec, plan.entries, plan.settings
-    journals = [output for place in plan.destinations if (output := place.open_journal(spec, plan.label)) is not None]
-    looked = CombinedOutput(journals, look=True)
-    planned = plan_clips(entries, looked, settings, checksum=spec.checksum, retry=spec.retry_failed)
-    todo = {job.number: planned_clip(job, settings.config) for job in planned.jobs}
+    store = plan.open_store(look=True)
+    tally = Tally()
+    jobs = plan_clips(entries, store, settings, tally, checksum=spec.checksum, retry=spec.retry_failed)
+    todo = {job.number: planned_clip(job, settings.config) for job in jobs}
     out = StdoutLines()
     changes: dict[Path, str] = {}
     for number, entry in enumerate(entries, start=1):
         one, name = todo.get(number), settings.of(entry)
-        state = _state(one, entry, looked, name)
-        for output in journals:
-            changes |= output.file_changes(entry, name, captioned=state in ("caption", "kept"))
+        state = _state(one, entry, store, name)
+        changes |= store.file_changes(entry, name, captioned=state in ("caption", "kept"))
         part = "" if (entry.start, entry.end) == (None, None) else f"{entry.start or 0:g}-{_end(entry)}"
         length = "" if one is None or one.error or one.seconds is None else f"{one.seconds:.1f}"
         out.write(f"{state}\t{length}\t{part}\t{one_line(entry.path)}")
@@ -59,18 +56,16 @@ def _print_clips(plan: RunPlan) -> int:
     length = f"{format_duration(sum(lengths))} of video" if len(lengths) == len(left) else "of unknown length"
     counts = [f"{len(left)} to caption ({length}{_segments_text(left)})"]
     rest = {
-        "done before": planned.captioned,
-        "failed before (--retry-failed tries them again)": planned.failed,
-        "not to be captioned, whose files are kept (--overwrite replaces them, keeping FILE~)": planned.kept,
-        "reused from identical files": planned.reused,
+        "done before": tally.earlier,
+        "failed before (--retry-failed tries them again)": tally.earlier_failed,
+        "not to be captioned, whose files are kept (--overwrite replaces them, keeping FILE~)": tally.kept,
         "unreadable": len(errors),
     }
     counts += [f"{count} {what}" for what, count in rest.items() if count]
     counts += [f"left out: {others}"] if (others := plan.found.left_out) else []
     print_note(f"{counted(len(entries), 'clip')}: {', '.join(counts)}")
     by_length = settings.config.segment is not None or settings.profile["video"]["fps"] is not None
-    records = chain.from_iterable(one.records() for one in journals)
-    earlier = earlier_costs(records, {settings.of(entry) for entry in entries})
+    earlier = earlier_costs(store.journals.records(), {settings.of(entry) for entry in entries})
     guess = estimate_run(left, earlier, by_length=by_length)
     time = (
         "unknown" if guess.seconds is None else f"{format_duration(guess.seconds)} for one captioner, without loading"
@@ -86,7 +81,8 @@ def _print_shards(plan: RunPlan) -> int:
     from vidspec.runs.writers import StdoutLines
 
     spec, shards, settings = plan.spec, plan.entries, plan.settings
-    output = plan.destinations[0].open_parts(spec, shards, look=True)
+    output = plan.open_store(look=True).part_files
+    assert output is not None
     parts = {shard: output.finished_part(shard, settings.of(shard)) for shard in shards}
     out = StdoutLines()
     for shard, part in parts.items():
@@ -112,14 +108,14 @@ def _print_models(settings: SettingsDigest, places: str) -> None:
     print_note(f"dry run: nothing is loaded or written; {named}, profile {settings.name}; {places}")
 
 
-def _state(left: PlannedClip | None, entry: Job, journal: Output, settings: str) -> str:
+def _state(left: PlannedClip | None, entry: Job, store: RunStore, settings: str) -> str:
     """Return the planned action for a clip, or its earlier result."""
     if left is not None:
         return "unreadable" if left.error else "caption"
-    parts = journal.parts(entry, settings)
+    parts = store.parts(entry, settings)
     if any(stored.failed for stored in parts.values()):
         return "failed"
-    return "kept" if not parts and journal.leaves(entry) else "done"
+    return "kept" if not parts and store.leaves(entry) else "done"
 
 
 def _end(entry: Job) -> str:

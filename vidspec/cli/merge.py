@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +13,11 @@ from vidspec.cli.options import CsvRawOption, DebugOption, QuietOption, complete
 from vidspec.cli.printed import print_note
 from vidspec.errors import UsageError
 from vidspec.events.tally import counted
-from vidspec.files import check_output, replacing
+from vidspec.files import back_up, backup_of, check_output, replacing
+
+if TYPE_CHECKING:
+    from vidspec.runs.file_states import FileMark, FileMarks
+    from vidspec.runs.formats.base import OutputFormat
 
 __all__ = ["merge"]
 
@@ -52,26 +56,47 @@ def merge(
         for piece in content:
             for line in piece.decode().removesuffix("\n").split("\n") if piece else ():
                 lines.write(line)
-    else:
-        _write(Path(output), content)
+    elif (backup := _write(Path(output), content, output_format)) is not None and not quiet:
+        print_note(f"{output}: the earlier file, which has other captions, is now {backup}")
     if not quiet:
         more = [f"{found.duplicates} in several files"] * bool(found.duplicates)
         more += [f"{counted(found.torn, 'torn line')} left out"] * bool(found.torn)
         print_note("; ".join([f"{counted(len(found), 'record')}, {found.failed} failed", *more]))
 
 
-def _write(path: Path, content: Iterable[bytes]) -> None:
-    """Write or replace a file, unless a run is writing it.
+def _write(path: Path, content: Iterable[bytes], form: OutputFormat) -> Path | None:
+    """Write or replace a file; return the backup of an earlier one if it has lines that the new one lacks.
 
     Raises:
-        UsageError: a run is.
+        UsageError: a run is writing it, or it was edited since a run wrote it.
         OutputError: it cannot be written.
     """
-    from vidspec.runs.journal import lock_file, unwritable_error
+    from vidspec.runs.file_states import KnownFiles
+    from vidspec.runs.journal import Journal, lock_file, unwritable_error
+    from vidspec.runs.run_file import appended_lines
+
+    def appended(marks: FileMarks, mark: FileMark) -> bytes:
+        return appended_lines(Journal(marks.journal, look=True), mark, form)
 
     with lock_file(Path(os.path.realpath(path)), path):
+        state = KnownFiles().state(path, appended)
+        if state == "edited":
+            hint = f"name another file, or move this one to {backup_of(path)}"
+            raise UsageError(f"{path}: was edited since a run wrote it, and is left alone", hint=hint)
         try:
             with replacing(path) as file:
                 file.writelines(content)
+                file.flush()
+                if state == "written" or not _loses_lines(path, Path(file.name)):
+                    return None
+                return back_up(path)
         except OSError as error:
             raise unwritable_error(path, error) from None
+
+
+def _loses_lines(old: Path, new: Path) -> bool:
+    """Return True if a line with a caption is not in the new file; both are in the order of a merge."""
+    if not old.is_file():
+        return False
+    with old.open("rb") as before, new.open("rb") as after:
+        return any(b'"caption": null' not in line and line not in after for line in before)

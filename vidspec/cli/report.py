@@ -127,8 +127,6 @@ def totals(tally: Tally, found: InputListing) -> str:
     if earlier:
         failed = f" ({tally.earlier_failed} of them failed)" if tally.earlier_failed else ""
         parts.append(f"{earlier} done before{failed}")
-    if tally.reused:
-        parts.append(f"{tally.reused} reused from identical files")
     if tally.kept:
         parts.append(f"{tally.kept} not captioned, whose files are kept")
     if tally.done < tally.total:

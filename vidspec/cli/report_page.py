@@ -70,20 +70,25 @@ def report(
 
 
 def _records(sources: Sequence[Path]) -> MergedRecords:
-    """Return all records, each captioning once; of a clip's own file and of the journal next to it, the journal's.
+    """Return all records, each captioning once: the journal's, but from a clip's own file if that was edited.
 
     Raises:
         UsageError: a named file is not one of records.
     """
+    from vidspec.runs.file_states import KnownFiles
     from vidspec.runs.merge import is_part, merge_records, read_document
 
+    known = KnownFiles()
     files: list[Path] = []
+    edited: list[Path] = []
     lines: list[Path] = []
     for source in sources:
         if not source.is_dir():
             lines.append(source)
             continue
-        files += (one for one in sorted(source.rglob("*.json")) if read_document(one) is not None)
+        for one in sorted(source.rglob("*.json")):
+            if read_document(one) is not None:
+                (edited if known.state(one) == "edited" else files).append(one)
         files += (one for suffix in ("parquet", "tar") for one in sorted(source.rglob(f"*.{suffix}")) if is_part(one))
         lines += sorted(source.rglob("*.jsonl"))
-    return merge_records([*files, *lines])
+    return merge_records([*files, *lines, *edited])

@@ -134,8 +134,6 @@ class TerminalReporter(RunReporter):
 
     def _panel(self, stack: ExitStack, run: Run, tally: Tally) -> RunObserver:
         """Return the observer that shows clips in flight: a panel, or lines without a terminal."""
-        from vidspec.runs.writers import StreamOutput
-
         options, plan = self.options, run.plan
         if options.quiet:
             return RunObserver()
@@ -147,7 +145,7 @@ class TerminalReporter(RunReporter):
             stack.enter_context(start.report_stage(restarts.stage))
             return restarts
         # If stdout is the same terminal, the finished caption is printed there only.
-        shared = isinstance(run.output, StreamOutput) and sys.__stdout__ is not None and sys.__stdout__.isatty()
+        shared = run.store.only_stream is not None and sys.__stdout__ is not None and sys.__stdout__.isatty()
         if plan.several:
             from vidspec.display.overall import RunPanel
 
@@ -171,12 +169,12 @@ def _text_stream(run: Run, shown: RunObserver, *, quiet: bool) -> Iterator[RunOb
 
     None if a panel shows the caption on the same terminal, or if ``--verify`` may still reject it.
     """
-    from vidspec.runs.writers import StdoutLines, StreamOutput
+    from vidspec.runs.writers import StdoutLines
 
-    plan, output = run.plan, run.output
+    plan, stream = run.plan, run.store.only_stream
     parts = plan.how.segment is not None or plan.how.questions_of(plan.entries[0]) is not None
-    if plan.several or parts or plan.how.verify or not isinstance(output, StreamOutput) or not output.form.is_prose:
+    if plan.several or parts or plan.how.verify or stream is None or not stream.form.is_prose:
         return
     panel = not (quiet or isinstance(shown, RestartNotes))
-    if isinstance(output.lines, StdoutLines) and not (panel and output.lines.terminal):
-        yield StreamedText(output.lines, plan.profile.generate.stop, plan.how, plan.entries[0].fields)
+    if isinstance(stream.lines, StdoutLines) and not (panel and stream.lines.terminal):
+        yield StreamedText(stream.lines, plan.profile.generate.stop, plan.how, plan.entries[0].fields)

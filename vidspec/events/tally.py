@@ -17,7 +17,7 @@ class Tally:
 
     Attributes:
         total: clips of the run, finished earlier or not.
-        earlier, earlier_failed, reused, kept: clips that needed no captioning.
+        earlier, earlier_failed, kept: clips that needed no captioning.
         captioned, failed: clips of this run.
         unkept: failed clips without a record.
         tokens: emitted by this run.
@@ -29,7 +29,6 @@ class Tally:
     total: int = 0
     earlier: int = 0
     earlier_failed: int = 0
-    reused: int = 0
     kept: int = 0
     captioned: int = 0
     failed: int = 0
@@ -43,7 +42,7 @@ class Tally:
     @property
     def done(self) -> int:
         """Clips finished by this run or before."""
-        return self.earlier + self.earlier_failed + self.reused + self.kept + self.captioned + self.failed
+        return self.earlier + self.earlier_failed + self.kept + self.captioned + self.failed
 
     @property
     def seconds(self) -> float:
@@ -67,7 +66,7 @@ class Tally:
         """Return the progress of the run as plain values, for logs."""
         return {
             "total": self.total,
-            "earlier": self.earlier + self.earlier_failed + self.reused + self.kept,
+            "earlier": self.earlier + self.earlier_failed + self.kept,
             "captioned": self.captioned,
             "failed": self.failed,
             "seconds": round(self.seconds, 3),

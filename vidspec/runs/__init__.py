@@ -4,14 +4,17 @@ job                         Job: one clip or part, from its name to its result; 
 inputs, manifests           command-line inputs -> unique Jobs
 containers, stores          clips in tar and Parquet shards -> Jobs, and one at a time as a file; files behind URLs
 shards                      selection of this machine's clips
+planning, destinations      RunSpec -> RunPlan: clips, settings and destinations; run_settings: a spec in other types
+remaining                   work left by an earlier run; results -> records, counts and events
+running, reporter           a plan carried out; what a run says beside its results
 records                     identity of a captioning; the record of a result
-journal                     append-only file of records that survives a crash
-outputs, sidecars, writers  destinations of records; formats: their text
-parts, tables               one Parquet file per shard
-bulk                        work left by an earlier run; results -> records, counts and events
+run_store, run_journals     one journal of records, and any number of renderers
+journal, journal_index      append-only file of records that survives a crash; file_states: whose a file is
+renderers                   base of run_file, clip_files (sidecars: their names), part_files, and streams in writers
+formats                     text of records; cues, rendering, schema: what several of them need
 feed, reader, read_worker   frames read ahead in processes that can be killed -> Jobs with frames
 segments                    cutting a clip by length or by scenes
 run                         Jobs through a captioner, several at a time, parts of a clip in order -> JobResult
-local, replicas, ray_engine executors driven by bulk; pool: job distribution for the last two
-merge, dry_run, log_file, trace_file, schema; timed: worker of ``vidspec bench throughput``
+local, replicas, ray_engine executors; pool: job distribution for the last two
+merge, dry_run, log_file, trace_file, ties
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,93 +12,45 @@ from vidspec.config.run_spec import ExistingFiles
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import RecordDict
 from vidspec.files import back_up, backup_of, encode_line, read_text, write_whole
-from vidspec.runs.formats.base import OutputFormat
+from vidspec.runs.file_states import FileState, file_state
 from vidspec.runs.job import Job
 from vidspec.runs.journal import Journal, unwritable_error
-from vidspec.runs.outputs import ONE_CLIP, FileOutput, FileState, in_order, make_folder
 from vidspec.runs.records import clip_id
-from vidspec.runs.sidecars import JournalFinder, SidecarNames
+from vidspec.runs.renderers import ONE_CLIP, Renderer, in_order, make_folder
+from vidspec.runs.sidecars import SidecarNames
 
-__all__ = ["SidecarOutput"]
+__all__ = ["ClipFiles"]
 
 
-class SidecarOutput(FileOutput):
+class ClipFiles(Renderer):
     """One file per clip and format, written when all parts of the clip are captioned.
 
     Args:
         names: names of each clip's files, which share a folder.
-        jobs: the clips.
-        label: label of the shard.
-        fresh: start over: edited and foreign files are replaced too, with a backup as ``NAME~``.
         existing: treatment of foreign files: ``skip`` keeps them, ``replace`` and ``use`` write the caption and keep
-            a backup; ``use`` also hands their text to prompts and templates.
-        look: read only.
-
-    Raises:
-        UsageError: no journal can be written.
+            a backup; ``use`` also hands their text to prompts and templates. A run that starts over replaces edited
+            and foreign files too, with a backup as ``NAME~``.
     """
 
-    def __init__(
-        self,
-        names: Sequence[SidecarNames],
-        jobs: Sequence[Job],
-        *,
-        fresh: bool = False,
-        existing: ExistingFiles = "skip",
-        label: str = "",
-        look: bool = False,
-    ) -> None:
-        super().__init__(fresh=fresh, look=look)
+    def __init__(self, names: Sequence[SidecarNames], existing: ExistingFiles = "skip") -> None:
         self.names, self._existing = tuple(names), existing
-        self._find_journal = JournalFinder(names[0], label)
         self._other_journals: dict[Path, list[Journal]] = {}  # those of other shards, by journal
         self._unreplaced: dict[Path, FileState] = {}  # files that were not replaced
         self._backups: list[Path] = []
         self._restored: list[Path] = []  # files with captions of a later run, which this run replaced
-        self._folders = 0  # with a journal
-        if not look:
-            self._open_journals(jobs)
-
-    def journal_path(self, job: Job) -> Path:
-        return self._find_journal(job)
-
-    def _open_journals(self, jobs: Sequence[Job]) -> None:
-        journals = {self.journal_path(job): job for job in jobs}
-        self._folders = len(journals)
-        for journal, job in sorted(journals.items()):
-            with contextlib.suppress(OutputError), self.losing_journal(job):  # it fails its own clips only
-                make_folder(journal.parent)
-                self.journal(job)
-        if len(self._lost) == self._folders > 0:
-            first = next(iter(self._lost.values()))
-            raise UsageError(first.message, hint=first.hint)
-
-    def journal_error(self, error: OutputError) -> OutputError:
-        """Return a journal's error as one of a single clip while other journals work."""
-        if len(self._lost) == self._folders:
-            return error
-        return OutputError(error.message, hint=error.hint, kind=ONE_CLIP)
 
     def state(self, job: Job, names: SidecarNames) -> FileState:
         """Return the state of one of a clip's files."""
-        return self.file_state(names.path(job), self._journals_of(job), self._documents(job, names.form))
+        return file_state(names.path(job), (journal.index.marks for journal in self._journals_of(job)))
 
     def _journals_of(self, job: Job) -> Iterator[Journal]:
         """Yield the journal of a clip, and those in its folder of runs with other shards or none."""
-        yield self.journal(job)
-        own = self.journal_path(job)
+        yield self.store.journals.of(job)
+        own = self.store.journals.path(job)
         if own not in self._other_journals:
             paths = sorted(own.parent.glob(".vidspec*.jsonl"))
             self._other_journals[own] = [Journal(path, look=True) for path in paths if path.name != own.name]
         yield from self._other_journals[own]
-
-    def _documents(self, job: Job, form: OutputFormat) -> Iterator[bytes]:
-        """Yield the possible contents of a clip's file, one per settings with records."""
-        clip, journal = clip_id(job), self.journal(job)
-        for settings in journal.index.settings_of(clip):
-            text = form.document([one.record() for one in in_order(journal.index.parts(clip, settings))])
-            if text is not None:
-                yield encode_line(text)
 
     def states(self, job: Job) -> dict[Path, FileState]:
         """Return the state of each of a clip's files."""
@@ -114,7 +65,7 @@ class SidecarOutput(FileOutput):
 
     def _is_kept(self, state: FileState) -> bool:
         """Return True if a file in this state is not replaced."""
-        return not self._fresh and (state == "edited" or (state == "foreign" and self._existing == "skip"))
+        return not self.store.fresh and (state == "edited" or (state == "foreign" and self._existing == "skip"))
 
     def _replaces_foreign(self, job: Job, names: SidecarNames) -> bool:
         return self._existing != "skip" and self.state(job, names) == "foreign"
@@ -145,13 +96,12 @@ class SidecarOutput(FileOutput):
         """Yield the clip's files that are missing or that show records of other settings."""
         for names in self.names:
             path = names.path(job)
-            mark = self.journal(job).latest_mark(path)
+            mark = self.store.journals.of(job).index.marks.latest(path)
             of_others = mark is not None and (mark.settings, mark.format) != (settings, names.form.name)
             if of_others or not os.path.exists(path) or (mark is None and self._replaces_foreign(job, names)):
                 yield names
 
     def check(self, job: Job) -> None:
-        self.journal(job)
         for path in (names.path(job) for names in self.names):
             folder = path.parent
             while not os.path.exists(folder):  # made together with its first file
@@ -163,13 +113,13 @@ class SidecarOutput(FileOutput):
                     kind=ONE_CLIP,
                 )
 
-    def add(self, job: Job, record: RecordDict) -> None:
+    def prepare(self, job: Job, record: RecordDict) -> None:
         if record["caption"] is not None or record["job"].get("segment") is not None:
             # The earlier file is removed before the record is added: a file must never show other than its record.
             for names in self.names:
                 self._clear(job, names)
-        with self.losing_journal(job):
-            self.journal(job).append(record)
+
+    def add(self, job: Job, record: RecordDict) -> None:
         self._write(job, record["job"]["settings"], self.names)
 
     def restore(self, job: Job, settings: str) -> None:
@@ -205,7 +155,7 @@ class SidecarOutput(FileOutput):
     def _write(self, job: Job, settings: str, several: Sequence[SidecarNames]) -> None:
         """Write missing files once all parts of the clip are recorded."""
         wanted = [names for names in several if names.path(job) not in self._unreplaced]
-        entries = in_order(self.parts(job, settings)) if wanted else []
+        entries = in_order(self.store.parts(job, settings)) if wanted else []
         if not entries or len(entries) < (entries[0].segments or 1):
             return
         records = [one.record() for one in entries]
@@ -219,8 +169,10 @@ class SidecarOutput(FileOutput):
                     self._back_up(path)
                 except OSError as error:
                     raise unwritable_error(path, error, ONE_CLIP) from None
-            with self.losing_journal(job):
-                self.journal(job).mark(path, len(data), hashlib.sha256(data).hexdigest(), settings, names.form.name)
+            with self.store.journals.losing(job):
+                self.store.journals.of(job).mark(
+                    path, len(data), hashlib.sha256(data).hexdigest(), settings, names.form.name
+                )
             try:
                 make_folder(path.parent)
                 write_whole(path, data)
@@ -228,7 +180,7 @@ class SidecarOutput(FileOutput):
                 hint = "give the same command again when it can be: nothing is captioned twice"
                 raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
 
-    def render_all(self, *, complete: bool) -> list[str]:
+    def finish(self, *, complete: bool) -> list[str]:
         notes = []
         for state, about in (("edited", "edited files were"), ("foreign", "files that no run wrote were")):
             if left := [path for path, file_state in self._unreplaced.items() if file_state == state]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -18,15 +17,15 @@ if TYPE_CHECKING:
     from vidspec.runs.formats.base import OutputFormat, PartFormat
     from vidspec.runs.inputs import InputListing
     from vidspec.runs.job import Job
-    from vidspec.runs.outputs import FileOutput, Output
-    from vidspec.runs.parts import PartOutput
+    from vidspec.runs.renderers import Renderer
+    from vidspec.runs.run_store import RunStore
     from vidspec.runs.shards import Shard
     from vidspec.runs.sidecars import SidecarNames
 
 __all__ = [
     "Destination",
     "check_files_distinct",
-    "open_output",
+    "open_store",
     "plan_destinations",
     "writes_clip_file",
     "writes_parts",
@@ -45,34 +44,6 @@ class Destination:
     path: Path | None = None
     names: tuple[SidecarNames, ...] = ()
     parts: str | None = None
-
-    def open_journal(self, spec: RunSpec, label: str) -> FileOutput | None:
-        """Open the journaled output read-only; None if the destination has no journal.
-
-        Raises:
-            UsageError: as in a run.
-        """
-        from vidspec.runs.clip_files import SidecarOutput
-        from vidspec.runs.single_file import SingleFileOutput
-
-        fresh, path = spec.overwrite, self.path
-        if self.names:
-            existing = spec.existing or "skip"
-            return SidecarOutput(self.names, (), label=label, fresh=fresh, existing=existing, look=True)
-        if path is None or (path.exists() and not path.is_file()):
-            return None
-        return SingleFileOutput(path, self.forms[0], fresh=fresh, look=True)
-
-    def open_parts(self, spec: RunSpec, shards: Sequence[Job], *, look: bool = False) -> PartOutput:
-        """Open the output of a file for each shard; read-only if ``look``.
-
-        Raises:
-            UsageError: a file is there that is none of these, or two shards would share one.
-        """
-        from vidspec.runs.parts import PartOutput
-
-        form, fresh = cast("PartFormat", self.forms[0]), spec.overwrite
-        return PartOutput(self.parts or "", shards, form, fresh=fresh, retry=spec.retry_failed, look=look)
 
 
 def writes_parts(spec: RunSpec, forms: Sequence[OutputFormat], entries: Sequence[Job]) -> bool:
@@ -209,11 +180,11 @@ def check_files_distinct(
         UsageError: naming both options.
     """
     from vidspec.config.files import named_file
-    from vidspec.runs.single_file import journal_of
+    from vidspec.runs.file_states import hidden_journal
     from vidspec.runs.stores import is_url
 
     profile = named_file(spec.profile) if spec.profile else None
-    parts = any(place.parts is not None for place in destinations)  # PartOutput compares them with their shards
+    parts = any(place.parts is not None for place in destinations)  # PartFiles compares them with their shards
     inputs = () if parts else (path for path in spec.paths or () if not is_url(path))
     read: list[NamedPath] = [("input", path) for path in inputs]
     read += [("--from-file", path) for path in spec.from_file or ()]
@@ -231,11 +202,11 @@ def check_files_distinct(
     output = "--output" if spec.output is not None else "--output-dir"
     written: list[NamedPath] = [(output, place.path) for place in destinations]
     for place in destinations:
-        if place.path is not None and (journal := journal_of(place.path, place.forms[0])) != place.path:
-            written.append(("the journal of the output", journal))
+        if place.path is not None and not place.forms[0].is_journal:
+            written.append(("the journal of the output", hidden_journal(place.path)))
         elif place.parts is not None and not is_url(place.parts):
             names = {Path(entry.path).stem + place.forms[0].suffix for entry in entries}
-            written += [(output, Path(place.parts, name)) for name in names]  # PartOutput refuses equal names
+            written += [(output, Path(place.parts, name)) for name in names]  # PartFiles refuses equal names
     if others:
         written += [
             ("the file of a clip", one.path(entry))
@@ -246,51 +217,43 @@ def check_files_distinct(
     check_distinct([*written, *others], read)
 
 
-def open_output(
-    spec: RunSpec, destinations: Sequence[Destination], entries: Sequence[Job], shard: Shard | None
-) -> Output:
-    """Open, lock and repair the destinations before any model is loaded.
+def open_store(
+    spec: RunSpec, destinations: Sequence[Destination], entries: Sequence[Job], shard: Shard | None, *, look: bool
+) -> RunStore:
+    """Open, lock and repair the destinations before any model is loaded; read-only and without streams if ``look``.
 
     Raises:
         UsageError: a file cannot be written, or another run is writing it.
     """
-    from vidspec.runs.clip_files import SidecarOutput
-    from vidspec.runs.outputs import CombinedOutput, Output
-    from vidspec.runs.single_file import SingleFileOutput
-    from vidspec.runs.writers import FileLines, StdoutLines, StreamOutput
+    from vidspec.runs.run_store import RunStore
+    from vidspec.runs.writers import Stream
 
-    order = entries if spec.ordered else None
+    shown = [_renderer(spec, place, entries, look=look) for place in destinations]
+    shown = [one for one in shown if not (look and isinstance(one, Stream))]
+    label = shard.label if shard else ""
+    return RunStore(shown, entries, label=label, fresh=spec.overwrite, look=look)
 
-    def open_destination(place: Destination) -> Output:
-        path, form = place.path, place.forms[0]
-        if place.parts is not None:
-            return place.open_parts(spec, entries)
-        if place.names:
-            return SidecarOutput(
-                place.names,
-                entries,
-                fresh=spec.overwrite,
-                existing=spec.existing or "skip",
-                label=shard.label if shard else "",
-            )
-        if path is None:
-            return StreamOutput(StdoutLines(prose=form.is_prose), form, order=order)
-        if spec.output is None:
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise UsageError(f"--output-dir {path.parent}: cannot be made: {error.strerror or error}") from None
-            check_output(path, [entry.path for entry in entries], "--output-dir")
-        if path.exists() and not path.is_file():
-            return StreamOutput(FileLines(path), form, order=order)
-        return SingleFileOutput(path, form, fresh=spec.overwrite)
 
-    if not destinations:
-        return Output()
-    with ExitStack() as undo:
-        outputs: list[Output] = []
-        for place in destinations:
-            outputs.append(open_destination(place))
-            undo.callback(outputs[-1].close, (), complete=False)
-        undo.pop_all()
-    return outputs[0] if len(outputs) == 1 else CombinedOutput(outputs)
+def _renderer(spec: RunSpec, place: Destination, entries: Sequence[Job], *, look: bool) -> Renderer:
+    """Return what shows the records in a destination."""
+    from vidspec.runs.clip_files import ClipFiles
+    from vidspec.runs.part_files import PartFiles
+    from vidspec.runs.run_file import RunFile
+    from vidspec.runs.writers import FileLines, StdoutLines, Stream
+
+    path, form, order = place.path, place.forms[0], entries if spec.ordered else None
+    if place.parts is not None:
+        return PartFiles(place.parts, entries, cast("PartFormat", form), retry=spec.retry_failed)
+    if place.names:
+        return ClipFiles(place.names, spec.existing or "skip")
+    if path is None:
+        return Stream(StdoutLines(prose=form.is_prose), form, order=order)
+    if spec.output is None and not look:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--output-dir {path.parent}: cannot be made: {error.strerror or error}") from None
+        check_output(path, [entry.path for entry in entries], "--output-dir")
+    if path.exists() and not path.is_file():
+        return Stream(FileLines(path), form, order=order)
+    return RunFile(path, form)

@@ -42,7 +42,6 @@ class PlannedClip:
     ``error`` is the reason if it cannot be captioned.
     """
 
-    job: Job
     seconds: float | None = 0.0
     parts: int | None = 1
     error: str | None = None
@@ -53,20 +52,18 @@ def planned_clip(job: Job, config: JobConfig) -> PlannedClip:
     from vidspec.video import probe
 
     if job.source is not None:
-        return PlannedClip(
-            job, None, 1 if config.segment is None else None, None if job.error is None else str(job.error)
-        )
+        return PlannedClip(None, 1 if config.segment is None else None, None if job.error is None else str(job.error))
     try:
         duration = probe(job.path).duration_s
         start, end = job.start or 0.0, duration if job.end is None else min(job.end, duration)
         if end <= start:
             raise VideoError(f"{job.path}: has no frame at {start:g} s or later: it lasts {duration:.3f} s")
     except VideoError as error:
-        return PlannedClip(job, error=str(error))
+        return PlannedClip(error=str(error))
     if not isinstance(config.segment, float | int):
-        return PlannedClip(job, end - start, 1 if config.segment is None else None)
+        return PlannedClip(end - start, 1 if config.segment is None else None)
     segments = [one for number, one in enumerate(fixed_segments(config.segment, start, end)) if number not in job.done]
-    return PlannedClip(job, sum(last - first for first, last in segments), len(segments))
+    return PlannedClip(sum(last - first for first, last in segments), len(segments))
 
 
 class RunEstimate(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from vidspec.bounds import STALL
 from vidspec.escaping import mark_value
@@ -14,6 +14,9 @@ from vidspec.events.record import Caption
 from vidspec.models.request import CaptionRequest
 from vidspec.runs.allowance import FetchLimits
 from vidspec.runs.rendering import column_text, fill_fields, has_field, names_in_braces, template_fields
+
+if TYPE_CHECKING:
+    from vidspec.runs.records import FileContent
 
 __all__ = ["CONTEXT", "Job", "JobConfig", "JobQuestions", "JobResult", "MemberSource"]
 
@@ -65,6 +68,7 @@ class Job(CaptionRequest):
         id: id in the manifest; jobs of the same part with different ids are separate inputs.
         columns: other columns of the manifest, copied to the record; prompts and templates may name them.
         existing: text of the caption file that was there before; None if the run does not use it.
+        content: identity of its bytes before they are read; None if unknown.
         source: location of its bytes; None if ``path`` is a file.
         shard: tar or Parquet file that contains it; None if there is none.
         number: place in the run, from 1.
@@ -80,6 +84,7 @@ class Job(CaptionRequest):
     id: str | int | None = None
     columns: Mapping[str, object] = field(default_factory=dict)
     existing: str | None = None
+    content: FileContent | None = None
     source: MemberSource | None = None
     shard: str | None = None
     number: int = 1
@@ -199,12 +204,6 @@ class JobConfig:
         """All names in braces in the run's template and prompts."""
         texts = (self.prompt, *(self.questions.texts if self.questions else ()))
         return template_fields(self.template).union(*map(names_in_braces, texts))
-
-    def uses_fields(self, job: Job) -> bool:
-        """Return True if the captions of a clip depend on its columns or existing text."""
-        questions = self.questions_of(job)
-        texts = questions.texts if questions else (job.planned_job.prompt or self.prompt,)
-        return bool(template_fields(self.template)) or any(has_field(text, job.fields) for text in texts)
 
 
 class JobResult(NamedTuple):

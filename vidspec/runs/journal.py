@@ -1,7 +1,7 @@
 """Append-only file of records that a run resumes from: one JSON object per line, each line written atomically.
 
 Marks between the records hold the hashes of files written from them: a file with other bytes was edited by someone
-else (``Journal.marks_of``).
+else (``vidspec.runs.file_states``).
 
 Each line is appended in one write and flushed to the disk before the run continues. A line torn by a crash is repaired
 on the next open. A lock excludes a second run; a file moved or deleted during the run is detected with the next record.
@@ -11,7 +11,6 @@ cannot read as a list of records.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -22,7 +21,7 @@ from vidspec.errors import OutputError, UsageError
 from vidspec.escaping import json_text
 from vidspec.events.record import RecordDict
 from vidspec.files import FileLock, back_up, backup_of, encode_line, held_file, replacing, write_whole
-from vidspec.runs.file_marks import FileMark, mark_line, parsed_mark
+from vidspec.runs.file_states import FileMark, FileMarks, mark_line, parsed_mark
 from vidspec.runs.journal_index import JournalEntry, JournalIndex, is_in_place
 
 __all__ = [
@@ -42,7 +41,7 @@ class Journal:
     Args:
         path: the file; created with the first record, so that a run that fails early leaves nothing.
         fresh: start over. An earlier file, even one without records, is kept as ``NAME~``; its marks stay known.
-        visible: the file that users see, which is locked for the run in any format; None for ``path``.
+        visible: True if users see the file, so that a caption is not dropped from it without a backup.
         look: read only, also while another run writes: no lock, no repair, no new records.
 
     Attributes:
@@ -58,18 +57,17 @@ class Journal:
         OutputError: it cannot be read or written.
     """
 
-    def __init__(self, path: Path, *, fresh: bool = False, visible: Path | None = None, look: bool = False) -> None:
+    def __init__(self, path: Path, *, fresh: bool = False, visible: bool = False, look: bool = False) -> None:
         self.path = Path(os.path.realpath(path))
         self.shown, self.look = path, look
         self.replaced: Path | None = None
         self.repaired = 0
         self.damaged = 0
         self.gone: OutputError | None = None
-        self.index, self._size = JournalIndex(), 0
+        self.index, self._size = JournalIndex(FileMarks(self.path)), 0
         self._file: int | None = None
-        shown = visible or path
-        self._user_visible = visible == path
-        self._lock = None if look else lock_file(Path(os.path.realpath(shown)), shown)
+        self._user_visible = visible
+        self._lock = None if look else lock_file(self.path, path)
         try:
             self.foreign = not self._load()
         except OSError as error:
@@ -81,7 +79,7 @@ class Journal:
 
     def records(self) -> Iterator[RecordDict]:
         """Return the current records in file order; raises as :meth:`read` does."""
-        return self.read([*self.index.current()])
+        return self.read([entry for entry in self.index.current() if entry.journal is self])
 
     def read(self, wanted: Sequence[JournalEntry]) -> Iterator[RecordDict]:
         """Yield the records of these entries.
@@ -123,28 +121,14 @@ class Journal:
         Raises:
             OutputError: as :meth:`append` does.
         """
-        latest, new = self.latest_mark(path), FileMark(0, 0, self._relative_name(path), size, sha256, settings, form)
+        marks = self.index.marks
+        latest, new = marks.latest(path), FileMark(0, 0, marks.name(path), size, sha256, settings, form)
         if latest is not None and latest[2:] == new[2:]:
             return
         line = mark_line(new)
         self._write(line, sync=False)
         self._index_mark(line, new)
         self._check()
-
-    def latest_mark(self, path: Path) -> FileMark | None:
-        """Return the last mark of a file, whatever its current content."""
-        return next(reversed(self.index.marks.get(self._relative_name(path), ())), None)
-
-    def marks_of(self, path: Path, content: bytes) -> list[FileMark]:
-        """Return the marks that match the beginning of a file's content; empty if no run wrote it so.
-
-        Both the last mark and the one before count: a run may have been killed between mark and write.
-        """
-        marks = [mark for mark in self.index.marks.get(self._relative_name(path), ()) if mark.size <= len(content)]
-        return [mark for mark in marks if hashlib.sha256(content[: mark.size]).hexdigest() == mark.sha256]
-
-    def _relative_name(self, path: Path) -> str:
-        return os.path.relpath(os.path.join(os.path.realpath(path.parent), path.name), self.path.parent)
 
     def _write(self, line: bytes, *, sync: bool) -> None:
         if self.gone is not None:
@@ -229,7 +213,7 @@ class Journal:
 
     def _load(self) -> bool:
         """Read and repair the file; False if it holds anything other than records."""
-        self.index, self._size = JournalIndex(), 0
+        self.index, self._size = JournalIndex(FileMarks(self.path)), 0
         if not self.path.is_file():  # a device has no records and may have no end
             return True
         bad: list[bytes] = []
@@ -271,7 +255,7 @@ class Journal:
 
     def _index_mark(self, line: bytes, mark: FileMark) -> None:
         """Index the mark in the line at the end of the file."""
-        self.index.add_mark(mark._replace(offset=self._size, length=len(line)))
+        self.index.marks.add(mark._replace(offset=self._size, length=len(line)))
         self._size += len(line)
 
     def _open_file(self) -> int:
@@ -279,8 +263,7 @@ class Journal:
             if self._needs_backup:
                 self.replaced = self._backup_as_named(back_up(self.path))
                 self._needs_backup = False
-                if self.index.marks:  # needed if this run is interrupted and resumed
-                    marks = [mark for several in self.index.marks.values() for mark in several]
+                if marks := [*self.index.marks]:  # needed if this run is interrupted and resumed
                     write_whole(self.path, b"".join(map(mark_line, marks)))
                     self._load()
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from vidspec.events.record import RecordDict
-from vidspec.runs.file_marks import FileMark
+from vidspec.runs.file_states import FileMark, FileMarks
 from vidspec.runs.records import FileContent
 
 if TYPE_CHECKING:
@@ -49,18 +49,15 @@ class JournalIndex:
 
     Attributes:
         entries: all lines but marks in file order, damaged ones included.
-        marks: the last two marks of each file.
+        marks: marks of the files written from it.
         existing: text of the caption file that was there before the first caption, by clip.
     """
 
-    def __init__(
-        self, marks: Mapping[str, Sequence[FileMark]] | None = None, existing: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, marks: FileMarks, existing: Mapping[str, str] | None = None) -> None:
+        self.marks = marks
         self.existing = dict(existing or {})
         self.entries: list[JournalEntry] = []
-        self.marks: dict[str, list[FileMark]] = {file: list(known) for file, known in (marks or {}).items()}
         self._parts: dict[str, dict[str, dict[int | None, JournalEntry]]] = {}
-        self._by_hash: dict[tuple[str, str], JournalEntry] = {}
 
     def add(self, journal: Journal, offset: int, length: int, record: RecordDict) -> None:
         """Add the record in a line; it replaces those that it supersedes."""
@@ -73,27 +70,13 @@ class JournalIndex:
         for key in [key for key, old in parts.items() if not _coexist(old, entry)]:
             del parts[key]
         parts[entry.segment] = entry
-        if content.sha256 is not None and not failed and entry.segment is None:
-            self._by_hash[content.sha256, entry.settings] = entry
         if "existing" in job:
             self.existing[entry.clip] = job["existing"]
         self.entries.append(entry)
 
-    def add_mark(self, mark: FileMark) -> None:
-        """Add a mark; of those of one file the last two are kept."""
-        self.marks[mark.file] = [*self.marks.get(mark.file, ())[-1:], mark]
-
     def parts(self, clip: str, settings: str) -> Mapping[int | None, JournalEntry]:
         """Return the records of a clip under these settings, by segment (None for the whole clip)."""
         return self._parts.get(clip, {}).get(settings, {})
-
-    def settings_of(self, clip: str) -> Collection[str]:
-        """Return the settings with records of a clip."""
-        return self._parts.get(clip, {}).keys()
-
-    def by_hash(self, sha256: str, settings: str) -> JournalEntry | None:
-        """Return a caption of the same content and settings under any file name."""
-        return self._by_hash.get((sha256, settings))
 
     def other_settings_count(self, settings: Collection[str]) -> int:
         """Return the number of records made under other settings than these."""
@@ -115,8 +98,7 @@ class JournalIndex:
         def place_of(entry: JournalEntry) -> tuple[int, int]:
             return (rank[entry.clip], entry.segment or 0) if entry.clip in rank else (-1, -1)
 
-        marks = sorted(mark for marks in self.marks.values() for mark in marks)
-        return [*sorted(self.current(), key=place_of), *marks]
+        return [*sorted(self.current(), key=place_of), *sorted(self.marks)]
 
     def _is_current(self, entry: JournalEntry) -> bool:
         return self.parts(entry.clip, entry.settings).get(entry.segment) is entry

@@ -19,7 +19,7 @@ from vidspec.errors import UsageError
 from vidspec.escaping import one_line
 from vidspec.events.record import RecordDict, checking_records
 from vidspec.files import encode_line
-from vidspec.runs.file_marks import is_mark
+from vidspec.runs.file_states import is_mark
 from vidspec.runs.formats.base import OutputFormat, PartFormat, make_format
 from vidspec.runs.journal import parse_record
 

@@ -17,12 +17,11 @@ from vidspec.files import check_output
 from vidspec.runs.destinations import (
     Destination,
     check_files_distinct,
-    open_output,
+    open_store,
     plan_destinations,
     writes_clip_file,
     writes_parts,
 )
-from vidspec.runs.job_array import save_array, shard_of
 from vidspec.runs.reporter import RunReporter
 from vidspec.runs.run_settings import (
     check_fields,
@@ -33,14 +32,15 @@ from vidspec.runs.run_settings import (
     output_formats,
     profile_keys,
 )
+from vidspec.runs.shards import save_array, shard_of
 
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
     from vidspec.runs.formats.base import OutputFormat
     from vidspec.runs.inputs import InputListing, InputSources
     from vidspec.runs.job import Job, JobConfig
-    from vidspec.runs.outputs import Output
     from vidspec.runs.records import SettingsDigest
+    from vidspec.runs.run_store import RunStore
     from vidspec.runs.shards import Shard
 
 __all__ = ["RunPlan", "plan", "require_devices"]
@@ -54,7 +54,6 @@ class RunPlan:
         spec: the run as described.
         profile: the method, with all layers merged.
         found: all inputs, with those that are left out.
-        entries: the clips of this run, or of its shard.
         how: settings of every clip.
         settings: their digests.
         sources: where the clips were searched.
@@ -65,7 +64,6 @@ class RunPlan:
     spec: RunSpec
     profile: Profile
     found: InputListing
-    entries: Sequence[Job]
     how: JobConfig
     settings: SettingsDigest
     sources: InputSources
@@ -73,13 +71,13 @@ class RunPlan:
     shard: Shard | None = None
 
     @property
-    def several(self) -> bool:
-        return self.found.several
+    def entries(self) -> Sequence[Job]:
+        """The clips of this run, or of its shard."""
+        return self.found.entries
 
     @property
-    def label(self) -> str:
-        """Label of the shard in file names."""
-        return self.shard.label if self.shard else ""
+    def several(self) -> bool:
+        return self.found.several
 
     @property
     def prompts(self) -> set[str]:
@@ -104,14 +102,15 @@ class RunPlan:
 
         return demo_notes(self.profile.models.pair, self.profile.models.target, self.prompts)
 
-    def open_output(self) -> Output:
-        """Open, lock and repair the destinations; a task of a job array is noted beside them.
+    def open_store(self, *, look: bool = False) -> RunStore:
+        """Open, lock and repair the destinations, unless ``look``; a task of a job array is noted beside them.
 
         Raises:
             UsageError: a file cannot be written, or another run is writing it.
         """
-        save_array(self.spec, self.sources, self.shard)
-        return open_output(self.spec, self.destinations, self.entries, self.shard)
+        if not look:
+            save_array(self.spec, self.sources, self.shard)
+        return open_store(self.spec, self.destinations, self.entries, self.shard, look=look)
 
 
 def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = False) -> RunPlan:
@@ -182,7 +181,7 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
     destinations = plan_destinations(spec, forms, found, entries, profile, shard, prints=prints)
     check_files_distinct(spec, destinations, entries, defaults.path)
     settings = SettingsDigest(profile.model_dump(), how)
-    return RunPlan(spec, profile, found, entries, how, settings, sources, destinations, shard)
+    return RunPlan(spec, profile, found, how, settings, sources, destinations, shard)
 
 
 def require_devices(profile: Profile) -> None:

@@ -6,8 +6,9 @@ Knows no model and no terminal.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from dataclasses import replace
+from itertools import chain, filterfalse
+from typing import TypeAlias
 
 from vidspec.errors import LostOutputError, OutputError, UsageError, VideoError
 from vidspec.events.observer import RunObserver
@@ -16,46 +17,19 @@ from vidspec.events.tally import Tally
 from vidspec.runs.containers import shard_members
 from vidspec.runs.job import Job, JobResult
 from vidspec.runs.journal import JournalEntry
-from vidspec.runs.outputs import ONE_CLIP, Output
-from vidspec.runs.parts import PartOutput
-from vidspec.runs.records import INPUT_KEYS, FileContent, SettingsDigest, clip_id, content_of, raw_caption, record_of
+from vidspec.runs.records import FileContent, SettingsDigest, content_of, raw_caption, record_of
+from vidspec.runs.renderers import ONE_CLIP
 from vidspec.runs.rendering import check_template
 from vidspec.runs.run import exit_code
+from vidspec.runs.run_store import RunStore
 from vidspec.signals import defer_signals
 
-__all__ = ["Executor", "Remaining", "caption_remaining", "plan_clips", "plan_shards", "remaining_parts"]
+__all__ = ["Executor", "RemainingJobs", "caption_remaining", "is_left", "plan_clips", "plan_shards", "remaining_parts"]
 
 #: Turns jobs into results, in any order, each as soon as it is known; closing the iterator stops the work.
 Executor = Callable[[Iterable[Job]], Iterator[JobResult]]
-
-
-@dataclass
-class Remaining:
-    """Work left to do, and counts of an earlier run.
-
-    Attributes:
-        jobs: clips with parts left to caption.
-        undrawn: clips of shards instead, found lazily as they are drawn; None without shards.
-        contents: content of each clip before it is read, by job number; not of clips in shards.
-        captioned, failed: clips that an earlier run finished.
-        kept: clips skipped because their files were edited or written by no run.
-        reused: clips whose caption was copied from the same content under another name.
-        unkept: results of clips that are skipped because their caption could not be written.
-    """
-
-    jobs: list[Job] = field(default_factory=list)
-    undrawn: Iterator[Job] | None = None
-    contents: dict[int, FileContent] = field(default_factory=dict)
-    captioned: int = 0
-    failed: int = 0
-    kept: int = 0
-    reused: int = 0
-    unkept: list[JobResult] = field(default_factory=list)
-
-    @property
-    def left(self) -> bool:
-        """True if there is a clip to caption."""
-        return bool(self.jobs or self.undrawn)
+#: Clips with parts left to caption; an iterator finds those of shards as they are drawn.
+RemainingJobs: TypeAlias = list[Job] | Iterator[Job]
 
 
 def remaining_parts(
@@ -80,51 +54,63 @@ def remaining_parts(
 
 def plan_clips(
     jobs: Sequence[Job],
-    output: Output,
+    store: RunStore,
     settings: SettingsDigest,
+    tally: Tally,
     *,
     checksum: bool = False,
     retry: bool = False,
     at: int = 1,
-) -> Remaining:
-    """Return the work left of a run over ``jobs`` into ``output``.
+) -> list[Job]:
+    """Return the clips left of a run over ``jobs`` into ``store``; one whose caption could not be written has an error.
 
     Args:
         jobs: unique clips; they are numbered here.
-        output: holds the records of earlier runs; receives the records of reused captions.
+        store: holds the records of earlier runs.
         settings: captioning settings.
-        checksum: compare content by hash instead of size and time; a renamed clip keeps its caption.
+        tally: counts the clips that are done, or skipped because their files are kept.
+        checksum: compare content by hash instead of size and time.
         retry: caption failed clips again.
         at: number of the first clip.
     """
-    remaining = Remaining()
+    left = []
     for number, job in enumerate(jobs, start=at):
-        job = replace(job, number=number)
         try:
-            _plan_job(remaining, job, output, settings, checksum=checksum, retry=retry)
+            planned = _plan_job(job, number, store, settings, tally, checksum=checksum, retry=retry)
         except OutputError as error:
             if error.kind != ONE_CLIP:
                 raise
-            remaining.unkept.append(JobResult(failed_caption(job.path, error, profile=settings.name), error, job))
-    return remaining
+            planned = replace(job, number=number, error=error)
+        if planned is not None:
+            left.append(planned)
+    return left
+
+
+def is_left(jobs: RemainingJobs) -> bool:
+    """Return True if there is a clip to caption."""
+    return not isinstance(jobs, list) or not all(map(_is_unwritable, jobs))
+
+
+def _is_unwritable(job: Job) -> bool:
+    return isinstance(job.error, OutputError)
 
 
 def plan_shards(
     shards: Sequence[Job],
-    output: PartOutput,
+    store: RunStore,
     settings: SettingsDigest,
     tally: Tally,
     column: str | None,
     *,
     retry: bool,
-) -> Remaining:
-    """Return the work left of a run over shards, opening each shard after all clips of those before are drawn.
+) -> RemainingJobs:
+    """Return the clips left of a run over shards, opening each shard after all clips of those before are drawn.
 
     A shard that cannot be read counts as one failed clip. The first clip is drawn immediately.
 
     Args:
         shards: the shards, as jobs.
-        output: knows the finished parts.
+        store: knows the finished parts.
         settings: captioning settings.
         tally: counts clips as they are found.
         column: column of clips in Parquet files.
@@ -133,8 +119,10 @@ def plan_shards(
     Raises:
         UsageError: parts were made with other settings, or the first shard's column is ambiguous.
     """
+    files = store.part_files
+    assert files is not None
     for shard in shards:
-        if (part := output.finished_part(shard, settings.of(shard))) is None:
+        if (part := files.finished_part(shard, settings.of(shard))) is None:
             continue
         tally.total += part.clips
         tally.earlier += part.clips - part.failed
@@ -142,84 +130,60 @@ def plan_shards(
 
     def draw_clips() -> Iterator[Job]:
         number = 1
-        for shard in (shard for shard in shards if shard.path not in output.finished):
+        for shard in (shard for shard in shards if shard.path not in files.finished):
             try:
                 jobs = shard_members(shard, column, settings.config.fetch, settings.config.named_fields)
                 if number == 1 and settings.config.template is not None:
                     check_template(settings.config.template, "--template", {key for job in jobs for key in job.fields})
-                output.begin(shard.path)
-                part_plan = plan_clips(jobs, output, settings, retry=retry, at=number)
-                output.set_clips(shard.path, jobs, part_plan.jobs, settings.of(shard))
+                files.begin(shard)
+                counts = Tally()
+                left = plan_clips(jobs, store, settings, counts, retry=retry, at=number)
+                files.set_clips(shard, jobs, left, settings.of(shard))
             except (VideoError, UsageError, OutputError) as error:
                 if error.kind == OutputError.kind or (isinstance(error, UsageError) and number == 1):
                     raise
-                jobs, part_plan = [shard], Remaining([replace(shard, number=number, error=error)])
+                jobs, left, counts = [shard], [replace(shard, number=number, error=error)], Tally()
             tally.total += len(jobs)
-            tally.earlier += part_plan.captioned
-            tally.earlier_failed += part_plan.failed
+            tally.earlier += counts.earlier
+            tally.earlier_failed += counts.earlier_failed
             number += len(jobs)
-            yield from part_plan.jobs
+            yield from left
 
     jobs = draw_clips()
     first = next(jobs, None)
-    undrawn = None if first is None else chain((first,), jobs)
-    return Remaining(undrawn=undrawn, captioned=tally.earlier, failed=tally.earlier_failed)
+    return [] if first is None else chain((first,), jobs)
 
 
 def _plan_job(
-    remaining: Remaining, job: Job, output: Output, settings: SettingsDigest, *, checksum: bool, retry: bool
-) -> None:
-    """Add one clip to the plan."""
+    job: Job, number: int, store: RunStore, settings: SettingsDigest, tally: Tally, *, checksum: bool, retry: bool
+) -> Job | None:
+    """Return a clip that is left, with what is known of it; None for one that needs no captioning."""
     content = content_of(job.path, job.source, checksum=checksum)
     name = settings.of(job)
-    parts = output.parts(job, name)
+    parts = store.parts(job, name)
     segmented = settings.config.segment is not None or settings.config.questions_of(job) is not None
     done = remaining_parts(parts, content, segmented=segmented, retry=retry)
     if done is None:
-        output.restore(job, name)
+        store.restore(job, name)
         any_failed = any(entry.failed for entry in parts.values())
-        remaining.failed += any_failed
-        remaining.captioned += not any_failed
-        return
-    output.check(job)
-    if output.leaves(job):
-        remaining.kept += 1
-        return
-    reusable = not done and content.sha256 is not None and not settings.config.uses_fields(job)
-    if reusable and _reuse_caption(job, output, name, content):
-        remaining.reused += 1
-        return
+        tally.earlier_failed += any_failed
+        tally.earlier += not any_failed
+        return None
+    store.check(job)
+    if store.leaves(job):
+        tally.kept += 1
+        return None
     captions = {one: raw_caption(parts[one].record()) for one in done}
-    existing = output.existing_text(job)
-    if existing or job.existing is None:  # else the text beside it in its shard
-        job = replace(job, existing=existing)
-    remaining.contents[job.number] = content
-    remaining.jobs.append(replace(job, done=captions))
-
-
-def _reuse_caption(job: Job, output: Output, settings: str, content: FileContent) -> bool:
-    """Copy an earlier caption of the same bytes and part to this clip; True if there was one."""
-    entry = output.same_content(job, content.sha256 or "", settings)
-    if entry is None:
-        return False
-    record = entry.record()
-    part = {**{key: record.get(key) for key in INPUT_KEYS}, **record["job"]}  # top-level keys of lean records
-    if (part.get("start"), part.get("end")) != (job.start, job.end):
-        return False
-    known = {key: value for key, value in content._asdict().items() if value is not None}
-    own = {"id": job.id, "columns": dict(job.columns) or None}
-    about = {key: value for key, value in {**part, **known, **own}.items() if value is not None}
-    about["clip"] = clip_id(job)
-    video = {**record["video"], "path": job.path} if "path" in record["video"] else record["video"]
-    record = {key: value for key, value in record.items() if key not in INPUT_KEYS}
-    output.add(job, {**record, "path": job.path, "video": video, "job": about})
-    return True
+    existing = store.existing_text(job)
+    if not existing and job.existing is not None:  # the text beside it in its shard
+        existing = job.existing
+    return replace(job, number=number, content=content, existing=existing, done=captions)
 
 
 def caption_remaining(
-    remaining: Remaining,
+    jobs: RemainingJobs,
     executor: Executor,
-    output: Output,
+    store: RunStore,
     settings: SettingsDigest,
     tally: Tally,
     observer: RunObserver,
@@ -227,12 +191,12 @@ def caption_remaining(
     *,
     max_failures: int | None = None,
 ) -> Generator[JobResult, None, None]:
-    """Caption the remaining clips; yield each result after its record was written.
+    """Caption clips; yield each result after its record was written.
 
     Args:
-        remaining: the work left.
+        jobs: the clips left.
         executor: of the jobs.
-        output: writes each record before the observer gets the result. A clip whose record cannot be written counts as
+        store: writes each record before the observer gets the result. A clip whose record cannot be written counts as
             failed; the run ends once nothing can be written any more.
         settings: captioning settings.
         tally: counts; ``stopped`` is set to the reason of an early end.
@@ -241,14 +205,18 @@ def caption_remaining(
             their tracebacks hold frames.
         max_failures: number of failed clips that ends the run.
     """
-    outcomes = executor(remaining.undrawn or remaining.jobs)
+    unwritable: list[Job] = []
+    if isinstance(jobs, list):
+        unwritable, jobs = [*filter(_is_unwritable, jobs)], [*filterfalse(_is_unwritable, jobs)]
+    outcomes = executor(jobs)
+    failed = (_failed_result(one, one.error, settings.name) for one in unwritable if isinstance(one.error, OutputError))
     try:
-        for outcome in chain(remaining.unkept, outcomes):
+        for outcome in chain(failed, outcomes):
             try:
                 with defer_signals():  # a written record is also counted
-                    outcome = _write_record(outcome, remaining, output, settings)
+                    outcome = _write_record(outcome, store, settings)
                     tally.add(outcome.job.number, outcome.caption, last=outcome.job.is_last)
-                    tally.unkept += isinstance(outcome.error, OutputError) or not output.keeps(outcome.job)
+                    tally.unkept += isinstance(outcome.error, OutputError) or not store.keeps(outcome.job)
             except OutputError as error:
                 tally.stopped = str(error)
                 codes.add(LostOutputError.exit_code)
@@ -266,8 +234,8 @@ def caption_remaining(
         observer.ended(tally)
 
 
-def _write_record(outcome: JobResult, remaining: Remaining, output: Output, settings: SettingsDigest) -> JobResult:
-    """Write a record to ``output``; return the result, or a failed one if the record could not be written.
+def _write_record(outcome: JobResult, store: RunStore, settings: SettingsDigest) -> JobResult:
+    """Write a record to ``store``; return the result, or a failed one if the record could not be written.
 
     Raises:
         OutputError: nothing can be written any more.
@@ -276,10 +244,14 @@ def _write_record(outcome: JobResult, remaining: Remaining, output: Output, sett
     if isinstance(outcome.error, OutputError):  # found while planning
         return outcome
     try:
-        content = remaining.contents.get(job.number) or content_of(job.path, job.source)  # of a clip in a shard
-        output.add(job.planned_job, record_of(outcome, settings, content))
+        content = job.content or content_of(job.path, job.source)  # of a shard that cannot be read
+        store.add(job.planned_job, record_of(outcome, settings, content))
     except OutputError as error:
         if error.kind != ONE_CLIP:
             raise
-        return JobResult(failed_caption(job.path, error, profile=outcome.caption.profile), error, job)
+        return _failed_result(job, error, outcome.caption.profile)
     return outcome
+
+
+def _failed_result(job: Job, error: OutputError, profile: str | None) -> JobResult:
+    return JobResult(failed_caption(job.path, error, profile=profile), error, job.without_frames())

@@ -12,7 +12,7 @@ from vidspec.config.run_spec import tolerated_failures
 from vidspec.events.observer import CombinedObserver, RunObserver
 from vidspec.events.tally import Tally, counted
 from vidspec.runs.planning import RunPlan
-from vidspec.runs.remaining import Executor, Remaining, caption_remaining, plan_clips, plan_shards
+from vidspec.runs.remaining import Executor, RemainingJobs, caption_remaining, is_left, plan_clips, plan_shards
 from vidspec.runs.reporter import RunReporter
 from vidspec.runs.run import exit_code
 from vidspec.runs.run_settings import logged_options
@@ -36,7 +36,7 @@ class Run:
 
     Attributes:
         tally: counts so far.
-        output: where records go.
+        store: where records go.
         ran_here: True if a captioner of this process captioned clips.
     """
 
@@ -56,8 +56,8 @@ class Run:
         Raises:
             UsageError: an output cannot be written, or another run is writing it.
         """
-        self.output = self.plan.open_output()
-        self._stack.callback(self._close_output)
+        self.store = self.plan.open_store()
+        self._stack.callback(self._close_store)
         return self
 
     def __enter__(self) -> Run:
@@ -71,16 +71,16 @@ class Run:
         self._stack.close()
 
     def __iter__(self) -> Iterator[JobResult]:
-        remaining = self._remaining()
-        self._report_earlier(remaining)
+        jobs = self._remaining()
+        self._report_earlier()
         spec = self.plan.spec
-        if remaining.left or remaining.unkept:
-            executor, observer = self._start(remaining)
+        if jobs:
+            executor, observer = self._start(jobs)
             limit = 1 if spec.fail_fast else spec.max_failures
             results = caption_remaining(
-                remaining,
+                jobs,
                 executor,
-                self.output,
+                self.store,
                 self.plan.settings,
                 self.tally,
                 observer,
@@ -117,36 +117,30 @@ class Run:
         tolerate, clips = self.plan.spec.tolerate, self.tally.total + len(self.plan.found.unreadable)
         return tolerate is not None and not self.tally.stopped and self.failures <= tolerated_failures(tolerate, clips)
 
-    def _close_output(self) -> None:
-        for line in self.output.close(self.plan.entries, complete=self._complete):
+    def _close_store(self) -> None:
+        for line in self.store.close(self.plan.entries, complete=self._complete):
             self.reporter.kept(line)
         self.reporter.closed(self.tally)
 
-    def _remaining(self) -> Remaining:
-        from vidspec.runs.parts import PartOutput
-
+    def _remaining(self) -> RemainingJobs:
         plan, tally, spec = self.plan, self.tally, self.plan.spec
-        if isinstance(self.output, PartOutput):
+        if self.store.part_files is not None:
             tally.total = 0
-            return plan_shards(plan.entries, self.output, plan.settings, tally, spec.column, retry=spec.retry_failed)
-        remaining = plan_clips(
-            plan.entries, self.output, plan.settings, checksum=spec.checksum, retry=spec.retry_failed
-        )
-        tally.earlier, tally.earlier_failed = remaining.captioned, remaining.failed
-        tally.reused, tally.kept = remaining.reused, remaining.kept
-        return remaining
+            return plan_shards(plan.entries, self.store, plan.settings, tally, spec.column, retry=spec.retry_failed)
+        how = {"checksum": spec.checksum, "retry": spec.retry_failed}
+        return plan_clips(plan.entries, self.store, plan.settings, tally, **how)
 
-    def _report_earlier(self, remaining: Remaining) -> None:
-        others = self.output.others({self.plan.settings.of(entry) for entry in self.plan.entries})
+    def _report_earlier(self) -> None:
+        others = self.store.journals.others_count({self.plan.settings.of(entry) for entry in self.plan.entries})
         if others:
             made = f"{counted(others, 'earlier record')} made with other settings"
             self.reporter.info(f"{made}: kept (--overwrite starts over)")
-        if done := remaining.captioned + remaining.failed:
-            count = remaining.failed
+        count = self.tally.earlier_failed
+        if done := self.tally.earlier + count:
             failed = f", {count} of them failed (--retry-failed tries them again)" if count else ""
             self.reporter.info(f"{done} of {counted(self.tally.total, 'clip')} done before{failed}")
 
-    def _start(self, remaining: Remaining) -> tuple[Executor, RunObserver]:
+    def _start(self, jobs: RemainingJobs) -> tuple[Executor, RunObserver]:
         """Return the executor of the remaining clips, and the observer of the run."""
         spec, stack = self.plan.spec, self._stack
         observers: list[RunObserver] = []
@@ -159,10 +153,10 @@ class Run:
             log.start(self.tally, self.plan.profile.name, logged_options(spec))
             observers.append(log)
         executor: Executor = lambda jobs: iter(())  # noqa: E731
-        if remaining.left:
+        if is_left(jobs):
             fetches = self.reporter.begin(self.plan)
             self.ran_here = not spec.is_remote
-            executor = self._remote() if spec.is_remote else self._local(remaining, observers, fetches=fetches)
+            executor = self._remote() if spec.is_remote else self._local(jobs, observers, fetches=fetches)
             observers += self.reporter.clip_observers(stack, self, self.tally)
         if spec.trace is not None:
             from vidspec.runs.trace_file import TraceCollector
@@ -173,12 +167,12 @@ class Run:
         observers += self.reporter.result_observers(self.plan)
         return executor, observer
 
-    def _local(self, remaining: Remaining, observers: list[RunObserver], *, fetches: bool) -> Executor:
+    def _local(self, left: RemainingJobs, observers: list[RunObserver], *, fetches: bool) -> Executor:
         """Return the executor of a captioner in this process; adds the observers that draw pages."""
         from vidspec.runs.local import caption_locally, readers_for
 
         plan, stack = self.plan, self._stack
-        readers = readers_for(plan.how, None if remaining.undrawn else len(remaining.jobs))
+        readers = readers_for(plan.how, len(left) if isinstance(left, list) else None)
         for reader in readers:  # reader processes start while models load
             stack.callback(reader.close)
             reader.start()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from vidspec.errors import UsageError
-from vidspec.runs.file_marks import marked_folders
+from vidspec.runs.file_states import FileMarks
 from vidspec.runs.formats.base import OutputFormat
 from vidspec.runs.job import Job
 from vidspec.runs.records import clip_id
@@ -85,9 +85,9 @@ class JournalFinder:
         self._marked: dict[Path, set[str]] = {}  # folders by journal
         self._journal_paths: dict[tuple[str, str], Path] = {}  # by the folders of the file and of the user
 
-    def __call__(self, job: Job) -> Path:
-        if self.names.folder is not None:
-            return Path(self.names.folder, self._file)
+    def __call__(self, job: Job | None) -> Path:
+        if self.names.folder is not None or job is None:
+            return Path(self.names.folder or ".", self._file)
         here = self.names.path(job).parent
         key = str(here), job.root
         if key not in self._journal_paths:
@@ -100,7 +100,8 @@ class JournalFinder:
 
     def _folders(self, journal: Path) -> set[str]:
         if journal not in self._marked:
-            self._marked[journal] = marked_folders(journal)
+            usable = os.access(journal, os.R_OK | os.W_OK) and os.access(journal.parent, os.W_OK)
+            self._marked[journal] = FileMarks.read(journal).folders if usable else set()
         return self._marked[journal]
 
 

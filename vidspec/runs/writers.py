@@ -16,10 +16,10 @@ from vidspec.files import encode_line
 from vidspec.runs.formats.base import OutputFormat
 from vidspec.runs.job import Job
 from vidspec.runs.journal import unwritable_error
-from vidspec.runs.outputs import Output
 from vidspec.runs.records import clip_id
+from vidspec.runs.renderers import Renderer, in_order
 
-__all__ = ["FileLines", "Lines", "StdoutLines", "StreamOutput"]
+__all__ = ["FileLines", "Lines", "StdoutLines", "Stream"]
 
 
 class StdoutLines:
@@ -104,7 +104,7 @@ class FileLines:
 Lines: TypeAlias = StdoutLines | FileLines
 
 
-class StreamOutput(Output):
+class Stream(Renderer):
     """Lines on standard output or into a pipe, without memory of earlier runs.
 
     Args:
@@ -136,7 +136,11 @@ class StreamOutput(Output):
                 return
             self._clip_order.popleft()
 
-    def close(self, jobs: Sequence[Job], *, complete: bool) -> list[str]:
+    def restore(self, job: Job, settings: str) -> None:
+        for part in in_order(self.store.parts(job, settings)):
+            self.add(job, part.record())
+
+    def finish(self, *, complete: bool) -> list[str]:
         for clip in self._clip_order or ():  # those after a missing one, as when interrupted
             if clip in self._waiting:
                 self._flush(clip)

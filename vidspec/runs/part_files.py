@@ -9,75 +9,78 @@ import hashlib
 import os
 import posixpath
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import RecordDict
 from vidspec.files import back_up
+from vidspec.runs.file_states import hidden_journal
 from vidspec.runs.formats.base import PartFormat, PartSummary
 from vidspec.runs.job import Job
-from vidspec.runs.journal import Journal, JournalEntry
-from vidspec.runs.outputs import ONE_CLIP, Output, hidden_journal, make_folder
-from vidspec.runs.records import clip_id, lean_record
+from vidspec.runs.records import clip_id
+from vidspec.runs.renderers import ONE_CLIP, Renderer, make_folder
 from vidspec.runs.stores import back_up_url, is_url, join_url, list_names, open_url, retry, write_url
 
-__all__ = ["PartOutput"]
+if TYPE_CHECKING:
+    from vidspec.runs.run_store import RunStore
+
+__all__ = ["PartFiles"]
+
+T = TypeVar("T")
 
 
-class PartOutput(Output):
-    """Output of one part per shard; shared by the thread that plans shards and the one that writes records.
+class PartFiles(Renderer):
+    """One part per shard; shared by the thread that plans shards and the one that writes records.
 
     Args:
         folder: folder of the parts, or its URL.
         shards: shards of the run.
         form: format of the parts.
-        look: read only; nothing is made, moved or begun.
-        fresh: start over; earlier parts are kept as ``NAME~``, below a URL replaced.
         retry: treat parts with failed clips as unfinished.
 
     Attributes:
         finished: summaries of the finished parts, by shard.
-
-    Raises:
-        UsageError: two shards would share a part, or one would replace a shard.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        shards: Sequence[Job],
-        form: PartFormat,
-        *,
-        fresh: bool = False,
-        retry: bool = False,
-        look: bool = False,
-    ) -> None:
-        self.folder, self.form, self._lock = folder, form, threading.RLock()
-        self._journals: dict[str, Journal] = {}  # by shard
+    def __init__(self, folder: str, shards: Sequence[Job], form: PartFormat, *, retry: bool = False) -> None:
+        self.folder, self.form, self._retry = folder, form, retry
+        self._names = {shard.path: self.name(shard.path) for shard in shards}
+        self._lock = threading.RLock()
         self._clips: dict[str, list[str]] = {}  # by shard, in its order
         self._clips_left: dict[str, set[str]] = {}  # by shard, clips that are not done
         self._notes: list[str] = []
-        names = {shard.path: self.name(shard.path) for shard in shards}
+        self.finished: dict[str, PartSummary] = {}
+
+    def open(self, store: RunStore) -> None:
+        """Join a store, and read the summaries of earlier parts.
+
+        Raises:
+            UsageError: two shards would share a part, or one would replace a shard.
+        """
+        super().open(store)
+        folder = self.folder
+        names = self._names
         if len(set(names.values())) < len(names):
             raise UsageError("two shards of one name would share a part", hint="caption them into folders of their own")
         if set(map(_absolute, names)) & set(map(_absolute, names.values())):
             raise UsageError(f"--output-dir {folder}: captions would replace their shards", hint="another folder")
-        if not (look or is_url(folder)):
+        if not (store.look or is_url(folder)):
             make_folder(Path(folder))
         existing = list_names(folder)
         earlier_names = {shard: name for shard, name in names.items() if posixpath.basename(name) in existing}
-        if fresh:
-            for old, name in earlier_names.items() if not look else ():
-                self._journal_path(old).unlink(missing_ok=True)
+        if store.fresh:
+            for old, name in earlier_names.items() if not store.look else ():
+                self._journal_of(old).unlink(missing_ok=True)
                 if not is_url(name):
                     back_up(Path(name))
             earlier_names = {}
         self._earlier = {shard: self._read_summary(name) for shard, name in earlier_names.items()}
-        self.finished: dict[str, PartSummary] = {
+        self.finished = {
             shard: part
             for shard, part in self._earlier.items()
-            if not self._journal_path(shard).exists() and not (retry and part.failed)
+            if not self._journal_of(shard).exists() and not (self._retry and part.failed)
         }
 
     def name(self, shard: str) -> str:
@@ -96,80 +99,58 @@ class PartOutput(Output):
             raise UsageError(message, hint="--overwrite, or another --output-dir")
         return part
 
-    def begin(self, shard: str) -> None:
+    def begin(self, shard: Job) -> None:
         """Open the journal of a shard and copy the captions of an earlier part to it.
 
-        A part whose captions differ from its journal was edited after a run was killed; it is backed up.
+        A part whose captions differ from its journal was edited after a run was killed: they count, and it is kept.
 
         Raises:
             UsageError: another run has the journal open.
             OutputError: it cannot be written.
         """
-        make_folder(self._journal_path(shard).parent)
-        journal = self._journals[shard] = Journal(self._journal_path(shard))
-        name, edited = self.name(shard), False
-        earlier = self._read_records(name) if shard in self._earlier else []
-        captioned = [one for one in earlier if one["error"] is None]
-        jobs = [(one["job"]["clip"], one["job"]["settings"]) for one in captioned]
-        stored_parts = {
-            job: dict(journal.index.parts(*job)) for job in jobs
-        }  # of all parts of a clip, before any is added
-        for record, job in zip(captioned, jobs, strict=True):
-            if not stored_parts[job]:
-                journal.append(record)
-            elif (stored := stored_parts[job].get(record["job"].get("segment"))) is not None:
-                edited |= stored.record()["caption"] != record["caption"]
+        self.store.journals.of(shard)
+        name = self.name(shard.path)
+        earlier = self._read(name, self.form.read_records) if shard.path in self._earlier else []
+        edited = self.store.journals.adopt((one for one in earlier if one["error"] is None), shard, edits=True)
         if edited and (moved := back_up_url(name) if is_url(name) else back_up(Path(name))) is not None:
             self._notes.append(f"{name}: was edited, and is now {moved}")
 
-    def set_clips(self, shard: str, jobs: Iterable[Job], unfinished: Iterable[Job], settings: str) -> None:
+    def set_clips(self, shard: Job, jobs: Iterable[Job], unfinished: Iterable[Job], settings: str) -> None:
         """Set the clips of an opened shard and its unfinished ones; write its part at once if there are none.
 
         Raises:
             OutputError: the part cannot be written.
         """
         with self._lock:
-            self._clips[shard], self._clips_left[shard] = [*map(clip_id, jobs)], {*map(clip_id, unfinished)}
-            if not self._clips_left[shard]:
+            self._clips[shard.path], self._clips_left[shard.path] = [*map(clip_id, jobs)], {*map(clip_id, unfinished)}
+            if not self._clips_left[shard.path]:
                 self._finish(shard, settings)
 
-    def parts(self, job: Job, settings: str) -> Mapping[int | None, JournalEntry]:
-        return self._journals[job.shard or ""].index.parts(clip_id(job), settings)
-
-    def keeps(self, job: Job) -> bool:
-        return job.shard is not None  # a shard that cannot be read is tried again by the next run
-
     def add(self, job: Job, record: RecordDict) -> None:
-        if job.shard is None:
-            return
         with self._lock:
-            journal, unfinished = self._journals[job.shard], self._clips_left[job.shard]
-            journal.append(lean_record(record))
-            about, clip = record["job"], clip_id(job)
-            if len(journal.index.parts(clip, about["settings"])) >= about.get("segments", 1):
+            shard, about, clip = job.shard or "", record["job"], clip_id(job)
+            unfinished = self._clips_left[shard]
+            if len(self.store.parts(job, about["settings"])) >= about.get("segments", 1):
                 unfinished.discard(clip)
             if not unfinished:
-                self._finish(job.shard, about["settings"])
+                self._finish(job, about["settings"])
 
-    def close(self, jobs: Sequence[Job], *, complete: bool) -> list[str]:
-        with self._lock:
-            for journal in self._journals.values():
-                journal.close()
+    def finish(self, *, complete: bool) -> list[str]:
         return self._notes
 
-    def _finish(self, shard: str, settings: str) -> None:
+    def _finish(self, job: Job, settings: str) -> None:
         """Write the part of a shard whose clips are all done, and remove its journal."""
+        shard = job.shard or job.path
         del self._clips_left[shard]
-        journal, name = self._journals.pop(shard), self.name(shard)
+        journal = self.store.journals.of(job)
         try:
             journal.compact(self._clips.pop(shard))
-            write_url(name, self.form.content(one for one in journal.records() if one["job"]["settings"] == settings))
-            journal.path.unlink(missing_ok=True)
+            content = self.form.content(one for one in journal.records() if one["job"]["settings"] == settings)
+            write_url(self.name(shard), content)
         except OutputError as error:
             hint = "give the same command again when it can be: nothing is captioned twice"
             raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
-        finally:
-            journal.close()
+        self.store.journals.end(job)
 
     def _read_summary(self, name: str) -> PartSummary:
         """Return the summary of a finished part.
@@ -178,30 +159,30 @@ class PartOutput(Output):
             UsageError: the file is none.
             VideoError: it cannot be read.
         """
+        summary = self._read(name, self.form.read_summary)
+        if summary is None:
+            raise UsageError(f"{name}: is there already, and holds no captions", hint="name another --output-dir")
+        return summary
 
-        def read() -> PartSummary:
-            with open_url(name) as file:
-                summary = self.form.read_summary(file)
-            if summary is None:
-                raise UsageError(f"{name}: is there already, and holds no captions", hint="name another --output-dir")
-            return summary
-
-        return retry(name, read)
-
-    def _read_records(self, name: str) -> list[RecordDict]:
-        """Return the records of a finished part.
+    def _read(self, name: str, read: Callable[[BinaryIO], T]) -> T:
+        """Return what is read from a finished part.
 
         Raises:
             VideoError: it cannot be read.
         """
 
-        def read() -> list[RecordDict]:
+        def read_once() -> T:
             with open_url(name) as file:
-                return self.form.read_records(file)
+                return read(file)
 
-        return retry(name, read)
+        return retry(name, read_once)
 
-    def _journal_path(self, shard: str) -> Path:
+    def journal_path(self, job: Job | None) -> Path:
+        """Return the path of the journal of a clip, or of a shard itself."""
+        assert job is not None
+        return self._journal_of(job.shard or job.path)
+
+    def _journal_of(self, shard: str) -> Path:
         """Return a journal's path: next to its part, or in the user's state folder if the part is below a URL."""
         name = self.name(shard)
         if not is_url(name):

@@ -1,0 +1,103 @@
+"""Renderers show the records of a run's store: one file, one per clip or shard, or lines of a stream."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vidspec.errors import OutputError
+from vidspec.events.record import RecordDict
+from vidspec.runs.job import Job
+from vidspec.runs.journal_index import JournalEntry
+
+if TYPE_CHECKING:
+    from vidspec.runs.run_store import RunStore
+
+__all__ = ["ONE_CLIP", "Renderer", "in_order", "make_folder"]
+
+#: Kind of an OutputError that concerns one clip; after any other kind nothing more can be written.
+ONE_CLIP = "sidecar"
+
+
+class Renderer:
+    """Shows the records of a store; the base class shows none. Each record comes with its clip, as the planned job.
+
+    Attributes:
+        store: the store, from :meth:`open` on.
+    """
+
+    store: RunStore
+
+    def open(self, store: RunStore) -> None:
+        """Join a store whose journals are open; nothing is written yet.
+
+        Raises:
+            UsageError: a file is there that may not be replaced.
+        """
+        self.store = store
+
+    def check(self, job: Job) -> None:
+        """Check before a clip is captioned that its record can be shown.
+
+        Raises:
+            OutputError: of kind :data:`ONE_CLIP`.
+        """
+
+    def leaves(self, job: Job) -> bool:
+        """Return True if all files of a clip exist and must not be replaced, so that captioning it is useless."""
+        return False
+
+    def existing_text(self, job: Job) -> str | None:
+        """Return the text of a caption file that no run wrote, empty if there is none; None if the run uses none.
+
+        Raises:
+            OutputError: of kind :data:`ONE_CLIP`; the file cannot be read.
+        """
+        return None
+
+    def prepare(self, job: Job, record: RecordDict) -> None:
+        """Prepare for a record that is about to be kept; raises as :meth:`add`."""
+
+    def add(self, job: Job, record: RecordDict) -> None:
+        """Show a record that is kept now.
+
+        Raises:
+            OutputError: it could not be written; of kind :data:`ONE_CLIP` if those of other clips still can.
+        """
+
+    def restore(self, job: Job, settings: str) -> None:
+        """Show a clip that needs no captioning, where it is missing."""
+
+    def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
+        """Return the effect of a run on existing files, for a clip that it would caption or, if not, finds done."""
+        return {}
+
+    def settle(self) -> None:
+        """Prepare for the compaction of the journals, at the end of a run."""
+
+    def finish(self, *, complete: bool) -> list[str]:
+        """Write from the compacted journals what is written once; return notes for the user."""
+        return []
+
+
+def in_order(parts: Mapping[int | None, JournalEntry]) -> list[JournalEntry]:
+    """Return a clip's records in the order of its segments."""
+    return sorted(parts.values(), key=lambda one: one.segment or 0)
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and check that it is writable.
+
+    Raises:
+        OutputError: it cannot be created or written.
+    """
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be made: {error.strerror or error}") from None
+    except RecursionError:  # of a name that nests folders without end
+        raise OutputError(f"{str(folder)[:80]}...: cannot be made: too many folders in each other") from None
+    if not os.access(folder, os.W_OK):
+        raise OutputError(f"{folder}: no permission to write there")

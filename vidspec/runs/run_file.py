@@ -1,0 +1,184 @@
+"""One file for all clips, rendered from the run's journal, or itself the journal."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vidspec.errors import OutputError, UsageError
+from vidspec.events.record import RecordDict
+from vidspec.files import back_up, backup_of, encode_line, write_whole
+from vidspec.runs.file_states import FileMark, FileState, file_state, hidden_journal
+from vidspec.runs.formats.base import OutputFormat, format_names, make_format
+from vidspec.runs.job import Job
+from vidspec.runs.journal import Journal, is_same_file, missing_file_error, unwritable_error
+from vidspec.runs.renderers import Renderer
+
+if TYPE_CHECKING:
+    from vidspec.runs.run_store import RunStore
+
+__all__ = ["RunFile", "appended_lines"]
+
+
+class RunFile(Renderer):
+    """One file for all clips. If it is the run's journal, the store writes it, and this class only checks it.
+
+    Edited captions in a file of records count, as they do in a journal.
+    """
+
+    path: Path
+
+    def __init__(self, path: Path, form: OutputFormat) -> None:
+        self.path, self.form = path, form
+        self._written: os.stat_result | None = None  # the file as this run last left it
+        self._digest, self._size = hashlib.sha256(), 0  # of the bytes this run wrote
+        self._backup: Path | None = None
+        self._replaceable = True
+
+    @property
+    def _is_journal(self) -> bool:
+        return self.store.journals.path() == self.path
+
+    def open(self, store: RunStore) -> None:
+        super().open(store)
+        journal = store.journals.of()
+        if self._is_journal:
+            if not store.fresh:
+                self._reject_other_records(journal)
+            return
+        sources = [journal]
+        if (earlier := hidden_journal(self.path)) != store.journals.path() and earlier.exists():
+            sources.append(Journal(earlier, look=True))  # version 0.3.0 kept the records of each file on their own
+        known = {one.index.marks: one for one in sources}
+        state = file_state(self.path, known, lambda marks, mark: appended_lines(known[marks], mark, self.form))
+        self._replaceable = not store.fresh and state in ("free", "written")
+        if not (self._replaceable or store.fresh):
+            file = Journal(self.path, look=True) if self.form.is_journal else None
+            if file is None or file.foreign:
+                raise self._refusal(state)
+            self._replaceable = not self._adopt(file)
+        for old in sources[1:]:
+            if not store.fresh:
+                self._adopt(old)
+            if not store.look:
+                back_up(earlier)
+
+    def _adopt(self, source: Journal) -> bool:
+        """Take over what the journal lacks; return True if the file has captions that it would not show again.
+
+        Captions that differ count if they come from the file itself.
+        """
+        if not self.store.look:
+            return self.store.journals.adopt(source.records(), edits=source.shown == self.path)
+        index = self.store.journals.of().index
+        for entry in [one for one in source.index.current() if not index.parts(one.clip, one.settings)]:
+            index.add(source, entry.offset, entry.length, entry.record())
+        return False
+
+    def _refusal(self, state: FileState) -> UsageError:
+        """Return the error of a file that this run may neither continue nor replace."""
+        keeping = f"--overwrite replaces it, keeping {backup_of(self.path)}"
+        if state == "edited":
+            hint = f"{keeping}, and begins anew; or move it away: it is written again without captioning"
+            return UsageError(f"{self.path}: was edited since a run wrote it, and is left alone", hint=hint)
+        hint = f"{keeping}; or name another file"
+        return UsageError(f"{self.path}: is there already, and no such run wrote it", hint=hint)
+
+    def _reject_other_records(self, journal: Journal) -> None:
+        """Reject a file that is no journal, or one of records with or without measurements, unlike this format."""
+        if journal.foreign:
+            raise self._refusal("foreign")
+        first = next(journal.records(), None)
+        if first is not None and ("timings" in first) != self.form.measured:
+            others = map(make_format, format_names())
+            other = next(one.name for one in others if one.is_journal and one.measured != self.form.measured)
+            raise UsageError(f"{self.path}: holds records of --format {other}", hint="go on with that, or --overwrite")
+
+    def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
+        if not (captioned and self.store.fresh and self.path.is_file() and self.path.stat().st_size):
+            return {}
+        return {self.path: f"replaced, kept as {backup_of(self.path)}"}
+
+    def prepare(self, job: Job, record: RecordDict) -> None:
+        if not self._is_journal:
+            self._back_up_foreign()  # before the record: a file next to a journal always belongs to it
+
+    def add(self, job: Job, record: RecordDict) -> None:
+        if self._is_journal or self.form.update == "end":
+            return
+        with self.store.journals.losing():
+            if self._written is None or self.form.update == "rewrite":
+                self._rewrite()
+            else:
+                self._append(_encoded_line(self.form, record))
+
+    def _append(self, line: bytes) -> None:
+        self._check()
+        try:
+            with open(self.path, "ab") as file:
+                file.write(line)
+        except OSError as error:
+            raise unwritable_error(self.path, error) from None
+        self._digest.update(line)
+        self._size += len(line)
+
+    def _check(self) -> None:
+        """Check that the file is still the one that this run began."""
+        if self._written is not None and not is_same_file(self.path, self._written):
+            raise missing_file_error(self.path)
+
+    def _back_up_foreign(self) -> None:
+        """Back up a file that was edited or that no run wrote, before it is replaced."""
+        if not self._replaceable:
+            try:
+                self._backup = back_up(self.path)
+            except OSError as error:
+                raise unwritable_error(self.path, error) from None
+        self._replaceable = True
+
+    def _rewrite(self) -> None:
+        """Rewrite the file from its journal."""
+        self._check()
+        content = self._content()
+        self._digest, self._size = hashlib.sha256(content), len(content)
+        self._mark()
+        write_whole(self.path, content)
+        self._written = self.path.stat()
+
+    def _content(self) -> bytes:
+        """Return the content of the file according to its journal."""
+        return self.form.content(self.store.journals.of().records())
+
+    def _mark(self) -> None:
+        self.store.journals.of().mark(self.path, self._size, self._digest.hexdigest())
+
+    def settle(self) -> None:
+        if self._written is not None and not self.store.journals.is_lost:
+            with contextlib.suppress(OutputError):  # :meth:`finish` meets it again
+                self._mark()  # for the appended lines, before their records are reordered
+
+    def finish(self, *, complete: bool) -> list[str]:
+        if self._is_journal or self.store.journals.is_lost or not (complete or self._written):
+            return []
+        if self._written is not None:
+            self._check()
+            if hashlib.sha256(self.path.read_bytes()).digest() != self._digest.digest():  # edited under this run
+                self._replaceable, self._written = False, None
+        self._back_up_foreign()
+        self._rewrite()
+        return [f"{self.path}: the earlier file is now {self._backup}"] if self._backup else []
+
+
+def appended_lines(journal: Journal, mark: FileMark, form: OutputFormat) -> bytes:
+    """Return what a run appended to a file after a mark in its journal."""
+    return b"".join(_encoded_line(form, record) for record in journal.records_after(mark))
+
+
+def _encoded_line(form: OutputFormat, record: RecordDict) -> bytes:
+    """Return a record as appended to a file; empty for formats that are written whole."""
+    text = form.line(record)
+    return b"" if text is None else encode_line(text + "\n")

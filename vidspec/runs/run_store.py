@@ -1,0 +1,192 @@
+"""The store of a run: its records in one journal, and any number of renderers that show them.
+
+A journal (``vidspec.runs.journal``) makes a run resumable; it alone decides what is done. It is the run's, unless each
+clip has a file of its own next to it or each shard one: then it is that of a folder or of the shard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from vidspec.events.record import RecordDict
+from vidspec.runs.clip_files import ClipFiles
+from vidspec.runs.file_states import FileMarks, hidden_journal
+from vidspec.runs.job import Job
+from vidspec.runs.journal import lock_file
+from vidspec.runs.journal_index import JournalEntry
+from vidspec.runs.part_files import PartFiles
+from vidspec.runs.records import clip_id, lean_record
+from vidspec.runs.renderers import Renderer
+from vidspec.runs.run_file import RunFile
+from vidspec.runs.run_journals import RunJournals, collecting
+from vidspec.runs.sidecars import JournalFinder
+from vidspec.runs.writers import Stream
+
+__all__ = ["RunStore"]
+
+
+class RunStore:
+    """Keeps the records of a run and of earlier ones, and hands each to its renderers.
+
+    Args:
+        renderers: in the order in which they get a record: files for each clip last, as one of these may fail alone.
+        jobs: the clips, or the shards.
+        label: label of the shard of the run.
+        fresh: start over; earlier files are kept as ``NAME~``.
+        look: read only, also while another run writes.
+
+    Raises:
+        UsageError: a file is there that may not be replaced, another run is writing it, or no journal can be written.
+    """
+
+    def __init__(
+        self,
+        renderers: Sequence[Renderer] = (),
+        jobs: Iterable[Job] = (),
+        *,
+        label: str = "",
+        fresh: bool = False,
+        look: bool = False,
+    ) -> None:
+        self.renderers, self.fresh, self.look = tuple(renderers), fresh, look
+        files = [one for one in self.renderers if isinstance(one, RunFile)]
+        find = _journal_place(self.renderers, label)
+        self._file_journal = find(None) if find is not None and files else None
+        self.journals = RunJournals(
+            find,
+            visible={one.path for one in files},
+            measured=any(one.form.measured for one in files),
+            fresh=fresh,
+            look=look,
+        )
+        with contextlib.ExitStack() as undo:
+            for path in [one.path for one in files if one.path != self._file_journal and not look]:
+                undo.callback(lock_file(Path(os.path.realpath(path)), path).release)
+            undo.callback(self.journals.close, [])
+            if files:
+                self.journals.of()
+            elif self.journals and self.part_files is None:  # those of shards are opened with them
+                self.journals.open(jobs)
+            for one in self.renderers:
+                one.open(self)
+            self._closing = undo.pop_all()
+
+    @property
+    def part_files(self) -> PartFiles | None:
+        """The file for each shard, if that is what the run writes."""
+        return next((one for one in self.renderers if isinstance(one, PartFiles)), None)
+
+    @property
+    def only_stream(self) -> Stream | None:
+        """The stream of a run that shows its records nowhere else."""
+        (only,) = self.renderers if len(self.renderers) == 1 else (None,)
+        return only if isinstance(only, Stream) else None
+
+    def parts(self, job: Job, settings: str) -> Mapping[int | None, JournalEntry]:
+        """Return the records of a clip under these settings, by segment."""
+        return self.journals.of(job).index.parts(clip_id(job), settings) if self.journals else {}
+
+    def check(self, job: Job) -> None:
+        """Check before a clip is captioned that its record can be written.
+
+        Raises:
+            OutputError: of kind :data:`ONE_CLIP`.
+        """
+        if self.journals:
+            self.journals.of(job)
+        for one in () if self.look else self.renderers:
+            one.check(job)
+
+    def leaves(self, job: Job) -> bool:
+        """Return True if all files of a clip exist and must not be replaced, so that captioning it is useless."""
+        return bool(self.renderers) and all([one.leaves(job) for one in self.renderers])
+
+    def existing_text(self, job: Job) -> str | None:
+        """Return the text of a caption file that no run wrote, see :meth:`Renderer.existing_text`."""
+        return next((text for one in self.renderers if (text := one.existing_text(job)) is not None), None)
+
+    def file_changes(self, job: Job, settings: str, *, captioned: bool) -> dict[Path, str]:
+        """Return the effect of a run on existing files, see :meth:`Renderer.file_changes`."""
+        changes: dict[Path, str] = {}
+        for one in self.renderers:
+            changes |= one.file_changes(job, settings, captioned=captioned)
+        return changes
+
+    def keeps(self, job: Job) -> bool:
+        """Return True if records of this job are kept at all; a shard that cannot be read is tried again."""
+        return job.shard is not None or self.part_files is None
+
+    def add(self, job: Job, record: RecordDict) -> None:
+        """Keep a record and show it; it is durable on return.
+
+        Raises:
+            OutputError: it could not be written; of kind :data:`ONE_CLIP` if those of other clips still can.
+        """
+        if self.look or not self.keeps(job):
+            return
+        for one in self.renderers:
+            one.prepare(job, record)
+        if self.journals:
+            with self.journals.losing(job):
+                self.journals.of(job).append(self._stored(record))
+        for one in self.renderers:
+            one.add(job, record)
+
+    def _stored(self, record: RecordDict) -> RecordDict:
+        """Return a record as the journal keeps it: without measurements where it is a file that shows none."""
+        if self.part_files is not None:
+            return lean_record(record)
+        for one in self.renderers:
+            if isinstance(one, RunFile) and one.path == self._file_journal:
+                return one.form.stored(record)
+        return record
+
+    def restore(self, job: Job, settings: str) -> None:
+        """Show a clip that needs no captioning, where it is missing."""
+        for one in () if self.look else self.renderers:
+            one.restore(job, settings)
+
+    def close(self, jobs: Sequence[Job], *, complete: bool) -> list[str]:
+        """Finish all files after the last record; return notes for the user."""
+        failures: list[Exception] = []
+        with self._closing:
+            for one in self.renderers:
+                one.settle()
+            notes = self.journals.compact(jobs, failures)
+            for one in self.renderers:
+                with collecting(failures):  # the others must be finished all the same
+                    notes += one.finish(complete=complete)
+            notes += self.journals.close(failures, complete=complete and self.part_files is None)
+        if failures:
+            raise failures[0]
+        return notes
+
+
+def _journal_place(renderers: Sequence[Renderer], label: str) -> Callable[[Job | None], Path] | None:
+    """Return the function that finds the journal of a clip, or of the run; None if nothing is kept."""
+    files = [one for one in renderers if isinstance(one, RunFile)]
+    for one in renderers:
+        if isinstance(one, PartFiles):
+            return one.journal_path
+        if isinstance(one, ClipFiles) and not (files and one.names[0].folder is None):
+            return JournalFinder(one.names[0], label)
+        if isinstance(one, ClipFiles):
+            path = files[0].path.with_name(f".vidspec{label}.jsonl")
+            return lambda job: path
+    if not files:
+        return None
+    if len(files) == 1 and files[0].form.is_journal:
+        path = files[0].path
+    else:
+        path = _hidden_journal(next((one.path for one in files if not one.form.is_journal), files[0].path))
+    return lambda job: path
+
+
+def _hidden_journal(path: Path) -> Path:
+    """Return the hidden journal of a file: its own, unless a run with more files wrote it from another."""
+    own = hidden_journal(path)
+    others = () if own.exists() else sorted(path.parent.glob(".*vidspec*.jsonl"))
+    return next((one for one in others if FileMarks.read(one).of(path)), own)

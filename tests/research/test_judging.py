@@ -51,11 +51,11 @@ def test_a_bench_judges_lossy_texts_once(tmp_path):
     names = [f"ar{small}", f"fastv{small}", f"fastv{small}+lossy.keep=[1]"]
     bench = Bench(names, shipped()[:1], repeats=1, json=file)
     found = measure(bench, said.append)
-    plain, pruned, whole = (row.accepted_by_target for row in found.rows)
+    plain, pruned, whole = (row.accepted_by_target for row in found.studied)
     assert plain is None and 0 < pruned < 1 == whole
-    header, _, *rows = found.table.splitlines()
-    assert header.endswith("| target reads | accepted by target |") and rows[1].endswith(f"| {pruned:.1%} |")
+    header, _, *rows = found.table.split("\n\n")[1].splitlines()
+    assert header.endswith("| speed model | accepted by target |") and rows[1].endswith(f"| {pruned:.1%} |")
     stored = json.loads(file.read_text())
     assert [one["contender"] for one in stored["records"] if "accepted_by_target" in one] == names[1:]
-    assert measure(bench, said.append).rows[1].accepted_by_target == pruned
+    assert measure(bench, said.append).studied[1].accepted_by_target == pruned
     assert len([line for line in said if line.startswith("accepted by target")]) == 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vidspec.bench.compare import is_different, places
+from research.compare import is_different, places
 
 
 def clips(*rates):

@@ -1,18 +1,27 @@
-"""Separates differences from noise by a bootstrap over clips: between two runs, and between methods of one run."""
+"""Separates differences from noise by a bootstrap over clips: between two runs, and between methods of one run.
+
+``python -m research.compare A.json B.json`` compares two results of ``vidspec bench --json``.
+"""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import NormalDist, fmean, median
+from typing import Annotated
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
-from vidspec.bench.results import StoredRun, restore_caption
+from research.commands import TableFormat, run
+from vidspec.bench.results import StoredRun, read_results, restore_caption
 from vidspec.bench.tables import bullets, table
-from vidspec.errors import OutputError
+from vidspec.cli.printed import print_json
+from vidspec.errors import OutputError, UsageError
 from vidspec.events.compare import decode_rate, time_at_length
 from vidspec.events.record import Caption
 
@@ -25,6 +34,7 @@ __all__ = [
     "interval",
     "is_different",
     "is_significant",
+    "main",
     "markdown",
     "places",
 ]
@@ -294,3 +304,35 @@ def _mean(rates: Mapping[str, float]) -> float:
     if not rates or min(rates.values()) <= 0:
         return 0.0
     return math.exp(sum(map(math.log, rates.values())) / len(rates))
+
+
+def command(
+    before: Annotated[Path, typer.Argument(metavar="A.json", help="Results of `vidspec bench --json`.")],
+    after: Annotated[Path, typer.Argument(metavar="B.json", help="Results to compare with A.")],
+    level: Annotated[
+        float, typer.Option("--level", help="Confidence level of the intervals; 0.99 is wrong once in a hundred.")
+    ] = 0.99,
+    form: Annotated[TableFormat, typer.Option("--format", help="json: one object with rows and notes.")] = "markdown",
+) -> int:
+    """Separate real changes between two runs from noise, by a paired bootstrap over clips.
+
+    For every method and time it prints the geometric mean over clips of B / A with its interval. A change is real if
+    the interval excludes 1.
+    """
+    if not 0.5 <= level < 1:
+        raise UsageError(f"--level must lie between 0.5 and 1, not {level:g}")
+    compared = compare(read_results(before), read_results(after), level=level)
+    if form == "json":
+        print_json(compared.to_dict())
+    else:
+        print(markdown(compared))
+    return 0
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    return run(command, "compare", args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

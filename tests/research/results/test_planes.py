@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from tests.display.pages.clips_of_reports import MEASURED
-from vidspec.display.pages.bench import BOTTOM, LEFT, RIGHT, TOP, planes, write_bench
+from research.results.page import BOTTOM, LEFT, RIGHT, TOP, planes, write_page
+from tests.research.results.measured import MEASURED
 
 AR, FAST, SLOW = MEASURED
 
@@ -39,6 +39,6 @@ def test_fewer_visual_tokens_at_the_same_speed_are_better():
 
 def test_the_best_have_their_names_beside_their_points(tmp_path):
     file = tmp_path / "page.html"
-    write_bench(file, [AR, replace(FAST, name="a<b", also=()), replace(SLOW, kept=0.5)], "ar", "", {}, demo=False)
+    write_page(file, [AR, replace(FAST, name="a<b", also=()), replace(SLOW, kept=0.5)], "", {}, demo=False)
     plane = file.read_text(encoding="utf-8").partition('<svg class="plane"')[2].partition("</svg>")[0]
     assert ">a&lt;b</text>" in plane and ">slow</text>" not in plane and "<title>slow: 0.50x, 50%</title>" in plane

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
 import pytest
 
-from vidspec.bench.compare import MIN_CLIPS, compare, interval, markdown
+from research.compare import MIN_CLIPS, compare, interval, markdown
 from vidspec.errors import OutputError
 
 
@@ -123,3 +124,47 @@ def test_files_without_a_common_clip_are_refused():
         one["path"] = "elsewhere/" + one["path"]
     with pytest.raises(OutputError, match="share no method on any clip"):
         compare(results(1), other)
+
+
+@pytest.fixture
+def stored(tmp_path):
+    def write(name, seconds):
+        timings = {"time_to_first_token": 1.0, "decode": seconds, "end_to_end": 1 + seconds}
+        records = [
+            {
+                "contender": "ar",
+                "repeat": 0,
+                "path": f"{clip}.mp4",
+                "caption": "x",
+                "token_ids": [1, 2],
+                "timings": timings,
+            }
+            for clip in range(9)
+        ]
+        (tmp_path / name).write_text(json.dumps({"machine": {}, "records": records}))
+        return str(tmp_path / name)
+
+    return write
+
+
+def test_two_files_are_compared(command, stored):
+    before, after = stored("a.json", 1.0), stored("b.json", 2.0)
+    ran = command("compare", before, after, "--format", "json")
+    rows = {row["what"]: row for row in json.loads(ran.out)["rows"]}
+    assert ran.code == 0 and rows["decode"]["ratio"] == pytest.approx(2) and rows["decode"]["verdict"] == "slower"
+    assert rows["time to first token"]["verdict"] == "no change"
+    assert "| ar | decode | time | 2.000 | 2.000-2.000 | 9 | slower |" in command("compare", before, after).out
+
+
+@pytest.mark.parametrize(
+    "args, complaint",
+    [
+        (("no.json", "b.json"), "no.json: cannot be read: No such file"),
+        (("a.json", "b.json", "--level", "1"), "--level must lie between 0.5 and 1, not 1"),
+        (("a.json",), "Missing argument"),
+    ],
+)
+def test_bad_input_ends_in_one_line(command, args, complaint):
+    ran = command("compare", *args)
+    assert ran.code in (1, 2, 3) and ran.out == ""
+    assert ran.err.startswith("error: ") and complaint in ran.err and ran.err.count("\n") == 1

@@ -6,15 +6,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
+from research.results.rows import StudiedRow
 from vidspec.display.pages import words
 from vidspec.display.pages.page import render_page
 from vidspec.escaping import one_line
 from vidspec.files import write_whole
 
-__all__ = ["BOTTOM", "LEFT", "RIGHT", "TOP", "MeasuredMethod", "PlanePoint", "SpeedPlane", "planes", "write_bench"]
+__all__ = ["BOTTOM", "LEFT", "RIGHT", "TOP", "PlanePoint", "SpeedPlane", "planes", "write_page"]
 
+#: Note on figures measured with the built-in models.
+DEMO = "Measured with the built-in models, which know drawn shapes only: the figures say nothing about real models."
 #: Ends of the axes in a picture of 640 x 340, as its template draws them.
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 626.0, 14.0, 300.0
 #: Title and meaning of the three bar charts, by the row's attribute, which holds (median, minimum, maximum).
@@ -23,23 +25,6 @@ CHARTS = {
     "end_to_end": ("End to end", "the total time of a clip, at equal text length"),
     "first_time": ("Time to first token", "the time until the first token, shorter is better"),
 }
-
-
-class MeasuredMethod(Protocol):
-    """A row of a bench: one method. The template reads further figures of :class:`vidspec.bench.rows.BenchRow`."""
-
-    @property
-    def names(self) -> str: ...
-    @property
-    def equal(self) -> int | None: ...
-    @property
-    def clips(self) -> int: ...
-    @property
-    def kept(self) -> float | None: ...
-    @property
-    def accepted_by_target(self) -> float | None: ...
-    @property
-    def decode(self) -> tuple[float, float, float]: ...
 
 
 @dataclass(frozen=True)
@@ -68,7 +53,7 @@ class SpeedPlane:
     up: tuple[tuple[float, str], ...]
 
 
-def planes(rows: Sequence[MeasuredMethod], baseline: str) -> list[SpeedPlane]:
+def planes(rows: Sequence[StudiedRow], baseline: str) -> list[SpeedPlane]:
     """Return pictures of decoding speed against the share of the target's own tokens, and against kept visual tokens.
 
     A picture is drawn only if its figure differs between methods.
@@ -85,11 +70,10 @@ def planes(rows: Sequence[MeasuredMethod], baseline: str) -> list[SpeedPlane]:
     return found
 
 
-def write_bench(
+def write_page(
     file: Path,
-    rows: Sequence[MeasuredMethod],
-    baseline: str,
-    command: str,
+    rows: Sequence[StudiedRow],
+    source: str,
     machine: Mapping[str, object],
     *,
     demo: bool,
@@ -99,10 +83,9 @@ def write_bench(
 
     Args:
         file: replaced whole.
-        rows: one per method.
-        baseline: the name of the method that speed-ups are relative to.
-        command: the command line that produced the result.
-        machine: facts about the machine.
+        rows: one per method, the baseline first.
+        source: the file of results.
+        machine: facts about the machine, and settings.
         demo: the built-in models were measured.
         left: reasons for missing methods, by name.
 
@@ -110,29 +93,29 @@ def write_bench(
         OutputError: it cannot be written.
     """
     content = render_page(
-        "bench.html",
+        Path(__file__).with_name("page.html"),
         title=f"{len(rows)} methods side by side",
-        demo=words.MEASURED if demo else "",
+        demo=DEMO if demo else "",
         rows=rows,
         differ=any(row.equal != row.clips for row in rows),
-        baseline=baseline,
+        baseline=rows[0].name,
         left=left or {},
         charts=CHARTS,
-        planes=planes(rows, baseline),
-        command=one_line(command),
+        planes=planes(rows, rows[0].name),
+        source=one_line(source),
         machine={name: one_line(str(value)) for name, value in machine.items()},
     )
     write_whole(file, content)
 
 
-def _own_token_share(row: MeasuredMethod) -> float | None:
+def _own_token_share(row: StudiedRow) -> float | None:
     """Return the share of a text's tokens that the target would have written; None if unknown."""
     if row.accepted_by_target is not None:
         return row.accepted_by_target
     return 1.0 if row.equal is None or row.equal == row.clips else None
 
 
-def _speed_plane(title: str, meaning: str, known: Sequence[tuple[MeasuredMethod, float]], more: bool) -> SpeedPlane:
+def _speed_plane(title: str, meaning: str, known: Sequence[tuple[StudiedRow, float]], more: bool) -> SpeedPlane:
     fastest = 1.1 * max(row.decode[0] for row, _ in known)
     least, most = min(figure for _, figure in known), max(figure for _, figure in known)
     low, high = max(0.0, least - 0.15 * (most - least)), most + 0.15 * (most - least)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import typer
 
+from research import speed
 from research.commands import TableFormat, parse_counts, run
 from research.random_init import random_model
 from vidspec.bench import bandwidth
@@ -29,7 +30,6 @@ from vidspec.bench.tables import table
 from vidspec.bench.turns import measure_in_turns, time_call
 from vidspec.cli.options import ModelOptions
 from vidspec.cli.printed import print_facts, print_json, print_note
-from vidspec.draft_length import speed
 from vidspec.draft_length.gamma import settled_window
 from vidspec.draft_length.passes import pass_times
 from vidspec.engine.device import free_memory, synchroniser

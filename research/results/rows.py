@@ -9,12 +9,12 @@ from statistics import mean, median
 from types import MappingProxyType
 from typing import TypeVar
 
+from research import speed
 from research.compare import is_significant, places
 from vidspec.bench.measure import BenchResult
 from vidspec.bench.results import StoredRun, read_results, restore_caption
 from vidspec.bench.rows import BenchRow, Records, median_rate, speed_ups, turn_label
 from vidspec.bench.tables import cell, heading, spread, table
-from vidspec.draft_length import speed
 from vidspec.errors import UsageError
 from vidspec.events.record import Caption
 

@@ -1,4 +1,4 @@
-"""Drafts that exist for a target, with the sizes that :mod:`vidspec.draft_length.prediction` needs."""
+"""Drafts that exist for a target, with the sizes that :mod:`research.prediction.costs` needs."""
 
 from __future__ import annotations
 
@@ -6,22 +6,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vidspec.draft_length.cards import Card
-from vidspec.draft_length.prediction import (
+from research.prediction.costs import (
     ACCEPTANCE,
     BLOCK_LAUNCHES,
     OTHER_LAUNCHES,
     WEIGHT_BYTES,
     DraftCandidate,
     ModelCost,
-    SpeedPrediction,
     WeightPrecision,
-    predict,
-    predict_rounded,
 )
-from vidspec.draft_length.stock_costs import STOCK_LAUNCHES, cost_of_known_stock, read_weights
-from vidspec.models.known_pairs import KnownModel, MemoryWorkload, known_pairs, published_heads
-from vidspec.models.memory_estimate import PROMPT
+from research.prediction.stock import STOCK_LAUNCHES, cost_of_known_stock, read_weights
+from vidspec.models.known_pairs import KnownModel, MemoryWorkload, published_heads
 
 if TYPE_CHECKING:
     from vidspec.engine.decoder import Decoder
@@ -33,8 +28,6 @@ __all__ = [
     "cost_of_known",
     "cost_of_model",
     "draft_candidates",
-    "known_model",
-    "predict_published",
 ]
 
 #: Families whose published checkpoints have fused blocks, whose passes are replayed.
@@ -46,12 +39,6 @@ FUSED_FAMILIES = frozenset(
 )
 #: Kernels of an EAGLE-3 head's replayed pass (``research.counts.counted_head``).
 HEAD_LAUNCHES = 41
-
-
-def known_model(name: str) -> KnownModel | None:
-    """Return the published facts of a model, listed as a target or a draft; None if it is not."""
-    listed = (model for pair in known_pairs() for model in (pair.target, pair.draft))
-    return next((model for model in listed if model is not None and model.name == name), None)
 
 
 def cost_of_known(model: KnownModel) -> ModelCost | None:
@@ -72,33 +59,6 @@ def cost_of_model(
     return ModelCost.of_decoder(read_weights(language, head), decoder.depth, entry, weights)
 
 
-def predict_published(
-    target: KnownModel, card: Card, load: MemoryWorkload, free: float | None, without: Iterable[str] = ()
-) -> tuple[list[SpeedPrediction], SpeedPrediction | None]:
-    """Return predictions of a published target with all its drafts, and of it rounded to four bits.
-
-    There are none if its size is unknown.
-
-    Args:
-        target: in 16 bits.
-        card: where.
-        load: the clip.
-        free: bytes of the card that are free; None if unknown.
-        without: drafts to leave out.
-    """
-    load = load._replace(dtype="bfloat16")
-    if (cost := cost_of_known(target)) is None:
-        return [], None
-    siblings = [pair.draft for pair in known_pairs() if pair.draft is not None and pair.target == target]
-    left_out = frozenset(without)
-    entries = (load.visual_tokens(target.family) or 0) + PROMPT + load.new_tokens / 2
-    drafts = [one for one in draft_candidates(target.name, cost, siblings, load, entries) if one.name not in left_out]
-    weights = target.weight_bytes("bfloat16")
-    held = None if weights is None else weights + target.kv_bytes(load)
-    rounded = predict_rounded(card, cost, entries=entries, held=held, free=free)
-    return predict(card, cost, drafts, entries=entries, held=held, free=free), rounded
-
-
 def draft_candidates(
     name: str, target: ModelCost, siblings: Iterable[KnownModel], load: MemoryWorkload, entries: float = 0.0
 ) -> list[DraftCandidate]:
@@ -116,17 +76,19 @@ def draft_candidates(
     for precision in ("int4", "int8") if target.weights == "bfloat16" else ():
         cost = replace(target, weights=precision)
         size = round(cost.weight_bytes + (cost.states + entries * cost.entry if cost.states else 0))
-        found.append(DraftCandidate(f"self-{precision}", precision, cost, ACCEPTANCE[precision], size))
+        found.append(
+            DraftCandidate(f"self-{precision}", precision, ACCEPTANCE[precision], size, bool(cost.states), cost=cost)
+        )
     for model in siblings:
         if (cost_of := cost_of_known(model)) is not None:
             size = (model.weight_bytes("bfloat16") or round(cost_of.weight_bytes)) + model.kv_bytes(load)
             assumed = ACCEPTANCE.get(model.family, ACCEPTANCE["model"])
-            found.append(DraftCandidate(model.name, "model", cost_of, assumed, size))
+            found.append(DraftCandidate(model.name, "model", assumed, size, cost=cost_of))
     for head in published_heads():
         if head.target == name and head.kind == "eagle3":  # the speed of block heads is not predicted
             # Keys and values of one block, taken to be as wide as a block of the target.
             blocks = max(1, (target.launches - OTHER_LAUNCHES) // BLOCK_LAUNCHES)
             cost = ModelCost(head.read, target.entry // blocks, HEAD_LAUNCHES)
             size = round(head.read * WEIGHT_BYTES["bfloat16"])
-            found.append(DraftCandidate(head.name, "eagle3", cost, ACCEPTANCE["eagle3"], size))
+            found.append(DraftCandidate(head.name, "eagle3", ACCEPTANCE["eagle3"], size, cost=cost))
     return found

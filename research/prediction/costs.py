@@ -2,7 +2,7 @@
 
 A pass takes the larger of the times of its bytes and its operations, at the share of the data sheet that passes reach,
 plus the gaps between its kernels and, where the host needs its tokens, a wait. Passes that are not replayed take at
-least the launches of their kernels from Python. Rounds follow the speed model of :mod:`vidspec.draft_length.speed`; a
+least the launches of their kernels from Python. Rounds follow the speed model of :mod:`research.speed`; a
 draft that does not pay has the window 0, which is plain decoding.
 """
 
@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from vidspec.draft_length.cards import Card
-from vidspec.draft_length.speed import best_window, beta_of_run_length, beta_of_tokens_per_pass
+from research.prediction.sheets import DataSheet
+from research.speed import best_window, beta_of_run_length, beta_of_tokens_per_pass
+from vidspec.models.recommended import AssumedAcceptance, PredictedDraft, SpeedPrediction
 
 __all__ = [
     "ACCEPTANCE",
@@ -24,16 +25,11 @@ __all__ = [
     "OTHER_LAUNCHES",
     "WAIT",
     "WEIGHT_BYTES",
-    "AssumedAcceptance",
     "DraftCandidate",
-    "DraftKind",
     "EagerLaunches",
     "ExpertCost",
     "ModelCost",
-    "SpeedPrediction",
     "WeightPrecision",
-    "best_arguments",
-    "best_prediction",
     "predict",
     "predict_rounded",
 ]
@@ -64,16 +60,6 @@ _LEAST_SHARES: Mapping[WeightPrecision, Mapping[int, float]] = {
 _KERNEL_ROWS = 256
 #: Longest predicted window, and the least gain of a draft: smaller ones are within the errors of a prediction.
 _LONGEST, _LEAST_GAIN = 16, 1.02
-
-DraftKind = Literal["model", "int8", "int4", "eagle3"]
-
-
-class AssumedAcceptance(NamedTuple):
-    """Assumed probability that a drafted token is accepted, and its source."""
-
-    beta: float
-    source: str
-
 
 #: By kind of draft, or family of a smaller model.
 ACCEPTANCE: Mapping[str, AssumedAcceptance] = {
@@ -153,7 +139,7 @@ class ModelCost:
     def weight_bytes(self) -> float:
         return self.read * WEIGHT_BYTES[self.weights]
 
-    def pass_seconds(self, card: Card, clips: int, rows: int, entries: float) -> float:
+    def pass_seconds(self, card: DataSheet, clips: int, rows: int, entries: float) -> float:
         """Return the seconds of a pass over ``rows`` in all, of clips with so many cache entries each."""
         padded = rows if self.eager else 1 << (rows - 1).bit_length()  # a graph's rows
         operations = 2 * (self.read + (self.experts.active * self.experts.read if self.experts else 0)) * padded
@@ -164,13 +150,13 @@ class ModelCost:
         launches += (clips - 1) * self.eager.clip + (self.eager.window if rows > clips else 0)
         return max(seconds + launches * GAP, launches * LAUNCH)
 
-    def bytes_read(self, card: Card, clips: int, rows: int, entries: float) -> float:
+    def bytes_read(self, card: DataSheet, clips: int, rows: int, entries: float) -> float:
         """Return the bytes that the memory transfers in a pass, see :meth:`pass_seconds`."""
         cached = entries * self.entry + sum(min(entries, size) * each for size, each in self.windows)
         experts = self.experts.distinct(rows) * self.experts.read * WEIGHT_BYTES["bfloat16"] if self.experts else 0
         return self._weight_traffic(card, rows) + experts + clips * (cached + 2 * self.states)
 
-    def _weight_traffic(self, card: Card, rows: int) -> float:
+    def _weight_traffic(self, card: DataSheet, rows: int) -> float:
         """Return the bytes of weights that take the memory as long as the pass's products take at this many rows."""
         if self.weights == "bfloat16":
             return self.weight_bytes
@@ -182,64 +168,15 @@ class ModelCost:
         return self.weight_bytes / (share * min(1.0, count / rows))
 
 
-@dataclass(frozen=True)
-class DraftCandidate:
-    """A draft that exists for a target.
+@dataclass(frozen=True, kw_only=True)
+class DraftCandidate(PredictedDraft):
+    """A draft that exists for a target, with the cost of its passes."""
 
-    Attributes:
-        name: hub id of a model or head; of a quantised copy of the target the name of its profile.
-        kind: what drafts.
-        cost: of a draft pass.
-        assumed: its acceptance.
-        bytes: of its weights, and of its own keys and values for one clip.
-    """
-
-    name: str
-    kind: DraftKind
     cost: ModelCost
-    assumed: AssumedAcceptance
-    bytes: int
-
-    @property
-    def arguments(self) -> str:
-        """Arguments of ``vidspec caption`` that choose it."""
-        if self.kind in ("int8", "int4"):
-            return f"--profile {self.name}" + (" --set draft.prefill=again" if self.cost.states else "")
-        profile = "eagle3" if self.kind == "eagle3" else "vanilla-sd-auto"
-        return f"--profile {profile} --draft {self.name}"
-
-
-@dataclass(frozen=True)
-class SpeedPrediction:
-    """Predicted decoding with one draft, or without any.
-
-    Attributes:
-        draft: None for plain decoding.
-        gamma: best window; 0 if the draft does not pay.
-        tokens_per_s: of all clips together.
-        gain: over plain decoding; never below 1.
-        bytes: of target, draft and clips; None if unknown.
-        fits: True if this memory is there; None if unknown.
-    """
-
-    draft: DraftCandidate | None
-    gamma: int
-    tokens_per_s: float
-    gain: float
-    bytes: int | None = None
-    fits: bool | None = None
-
-    @property
-    def is_head(self) -> bool:
-        return self.draft is not None and self.draft.kind == "eagle3"
-
-    @property
-    def name(self) -> str:
-        return "plain decoding" if self.draft is None else self.draft.name
 
 
 def predict(
-    card: Card,
+    card: DataSheet,
     target: ModelCost,
     drafts: Iterable[DraftCandidate],
     *,
@@ -281,7 +218,13 @@ def predict(
 
 
 def predict_rounded(
-    card: Card, target: ModelCost, *, entries: float, clips: int = 1, held: int | None = None, free: float | None = None
+    card: DataSheet,
+    target: ModelCost,
+    *,
+    entries: float,
+    clips: int = 1,
+    held: int | None = None,
+    free: float | None = None,
 ) -> SpeedPrediction | None:
     """Return plain decoding of the target rounded to four bits, which gives other texts; None if it is rounded.
 
@@ -295,23 +238,3 @@ def predict_rounded(
     found = predict(card, cost, (), entries=entries, clips=clips, held=rounded, free=free)[0]
     loaded = (held or 0) - clips * entries * target.entry
     return found if free is None or loaded <= free else replace(found, fits=False)
-
-
-def best_prediction(found: Iterable[SpeedPrediction]) -> SpeedPrediction | None:
-    """Return the fastest one that fits; None if none does. Heads are left out: none has been run here yet."""
-    fitting = (one for one in found if one.fits is not False and not one.is_head)
-    return max(fitting, key=lambda one: one.gain, default=None)
-
-
-def best_arguments(found: Iterable[SpeedPrediction], rounded: SpeedPrediction | None) -> str:
-    """Return the arguments of ``vidspec caption`` that are predicted the fastest and to fit.
-
-    Args:
-        found: plain decoding and drafts of a target.
-        rounded: plain decoding of the target in four bits.
-    """
-    if (best := best_prediction(found)) is not None:
-        return "--profile ar" if best.draft is None or not best.gamma else best.draft.arguments
-    if rounded is not None and rounded.fits is not False:
-        return "--profile ar --set models.weights=int4"
-    return "--profile ar --set models.quantization=4bit"

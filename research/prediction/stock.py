@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from vidspec.draft_length.prediction import EagerLaunches, ExpertCost, ModelCost, WeightPrecision
+from research.prediction.costs import EagerLaunches, ExpertCost, ModelCost, WeightPrecision
 from vidspec.models.known_pairs import KnownModel
 
 if TYPE_CHECKING:

@@ -4,24 +4,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from research import speed
 from research.replay.simulated import SimulatedWorkers, simulate
 from research.replay.virtual import Costs, Pattern, simulate_sequential
 from tests.tiers import examples
 from vidspec.decoding.schedules.parallel import ParallelSettings, Scheduler
-from vidspec.draft_length import speed
 from vidspec.draft_length.gamma import FixedGamma
+from vidspec.draft_length.speed import chain_tokens
 
 
 def test_chain_tokens_by_hand():
-    assert speed.chain_tokens(0.5, 2) == 1 + 0.5 + 0.25
-    assert speed.chain_tokens(0.0, 5) == 1
-    assert speed.chain_tokens(1.0, 5) == 6
+    assert chain_tokens(0.5, 2) == 1 + 0.5 + 0.25
+    assert chain_tokens(0.0, 5) == 1
+    assert chain_tokens(1.0, 5) == 6
 
 
 def test_tree_tokens_by_hand():
     """Two children of the root, the first with one child: 1 + .6 + .3 + .6 * .5."""
     assert speed.tree_tokens([-1, -1, 0], [0.6, 0.3, 0.5]) == pytest.approx(2.2)
-    assert speed.tree_tokens([-1, 0, 1], [0.8] * 3) == pytest.approx(speed.chain_tokens(0.8, 3))
+    assert speed.tree_tokens([-1, 0, 1], [0.8] * 3) == pytest.approx(chain_tokens(0.8, 3))
     assert speed.tree_tokens([], []) == 1
     with pytest.raises(ValueError, match="parent"):
         speed.tree_tokens([0], [0.5])
@@ -75,7 +76,7 @@ def test_end_to_end_by_hand():
 @settings(max_examples=examples(200))
 @given(st.floats(0, 1), st.integers(1, 12))
 def test_beta_and_length_are_each_others_inverse(beta, gamma):
-    assert speed.beta_of_tokens_per_pass(speed.chain_tokens(beta, gamma), gamma) == pytest.approx(beta, abs=1e-6)
+    assert speed.beta_of_tokens_per_pass(chain_tokens(beta, gamma), gamma) == pytest.approx(beta, abs=1e-6)
     if beta < 0.999:
         assert speed.beta_of_run_length(beta / (1 - beta)) == pytest.approx(beta)
 
@@ -83,7 +84,7 @@ def test_beta_and_length_are_each_others_inverse(beta, gamma):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: speed.chain_tokens(1.1, 3),
+        lambda: chain_tokens(1.1, 3),
         lambda: speed.beta_of_run_length(-1),
         lambda: speed.beta_of_tokens_per_pass(5.5, 4),
         lambda: speed.parallel(0.5, 2, 0.0, 1.0, 1.0),
@@ -128,7 +129,7 @@ def test_the_sequential_schedule_is_as_fast_as_its_formula_says(beta, gamma):
     options = {"max_new_tokens": 20_000, "eos": frozenset()}
     run = simulate_sequential(Pattern.bernoulli(beta, 3), costs, gamma=gamma, **options)
     measured = run.decoded * 4.5 / run.decode_s
-    expected = speed.sequential(speed.chain_tokens(beta, gamma), gamma, 4.5, 4 + 0.5 * (gamma + 1), 0.7)
+    expected = speed.sequential(chain_tokens(beta, gamma), gamma, 4.5, 4 + 0.5 * (gamma + 1), 0.7)
     assert measured == pytest.approx(expected, rel=0.02)
 
 
@@ -146,7 +147,7 @@ def passes(rows):
 @pytest.mark.parametrize("tq", [0.5, 2.0, 9.0])
 def test_the_best_window_beats_all_others(beta, tq):
     gamma, rate = speed.best_window(beta, passes, tq, overhead=0.3)
-    rates = [1 / passes(1)] + [speed.chain_tokens(beta, n) / (n * tq + passes(n + 1) + 0.3) for n in range(1, 17)]
+    rates = [1 / passes(1)] + [chain_tokens(beta, n) / (n * tq + passes(n + 1) + 0.3) for n in range(1, 17)]
     assert rate == pytest.approx(max(rates)) and rates[gamma] == max(rates)
 
 

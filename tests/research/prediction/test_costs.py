@@ -3,29 +3,28 @@
 import pytest
 import torch
 
-from research.sizes import SIZES
-from vidspec.draft_length.cards import CARDS, Card, card_of_device, named_card
-from vidspec.draft_length.prediction import (
+from research.prediction.costs import (
     ACCEPTANCE,
-    AssumedAcceptance,
     DraftCandidate,
     EagerLaunches,
     ExpertCost,
     ModelCost,
     predict,
 )
-from vidspec.draft_length.speed import best_window
-from vidspec.draft_length.stock_costs import read_weights
-from vidspec.draft_length.target_drafts import cost_of_known, draft_candidates, known_model
-from vidspec.errors import UsageError
-from vidspec.models.known_pairs import MemoryWorkload, known_pairs
+from research.prediction.drafts import cost_of_known, draft_candidates
+from research.prediction.sheets import SHEETS, DataSheet
+from research.prediction.stock import read_weights
+from research.sizes import SIZES
+from research.speed import best_window
+from vidspec.models.known_pairs import MemoryWorkload, known_model, known_pairs
+from vidspec.models.recommended import AssumedAcceptance
 
-CARD = Card("a card", 1e12, 1e14, 10e9)
+CARD = DataSheet("a card", 1e12, 1e14, 10e9)
 TARGET = ModelCost(read=10**9, entry=1000, launches=100)
 
 
 def drafting(read, beta, launches=50):
-    return DraftCandidate("a", "model", ModelCost(read, 500, launches), AssumedAcceptance(beta, "a test"), 7)
+    return DraftCandidate("a", "model", AssumedAcceptance(beta, "a test"), 7, cost=ModelCost(read, 500, launches))
 
 
 def test_a_pass_by_hand():
@@ -57,7 +56,7 @@ def test_a_draft_that_does_not_pay_is_not_used(draft, clips):
 def test_a_gain_below_what_a_prediction_resolves_is_none():
     """A draft as costly as the target with 98% accepted gains by its missing waits only, 0.2%."""
     target = ModelCost(0, 0, 293)
-    draft = DraftCandidate("a", "int8", target, AssumedAcceptance(0.98, "a test"), 7)
+    draft = DraftCandidate("a", "int8", AssumedAcceptance(0.98, "a test"), 7, cost=target)
     assert best_window(0.98, lambda rows: 312e-6, 292e-6, 20e-6)[0] == 3
     assert predict(CARD, target, [draft], entries=0)[1].gamma == 0
 
@@ -70,19 +69,19 @@ def test_no_prediction_is_below_plain_decoding(card, clips, entries):
     for pair in known_pairs():
         if (cost := cost_of_known(pair.target)) is not None:
             drafts = draft_candidates(pair.target.name, cost, [one for one in [pair.draft] if one], load)
-            assert all(one.gain >= 1 for one in predict(CARDS[card], cost, drafts, entries=entries, clips=clips))
+            assert all(one.gain >= 1 for one in predict(SHEETS[card], cost, drafts, entries=entries, clips=clips))
 
 
 def test_weights_of_few_bits_are_as_fast_as_their_kernels():
     """Of an H100 the kernels' instructions leave 28% of the bandwidth to int4 at 64 rows (docs/internals/engine.md)."""
     cost = ModelCost(10**9, 0, 0, "int4")
-    seconds = {rows: cost.pass_seconds(CARDS["h100"], rows, rows, 0) for rows in (1, 8, 16, 32, 64, 128)}
+    seconds = {rows: cost.pass_seconds(SHEETS["h100"], rows, rows, 0) for rows in (1, 8, 16, 32, 64, 128)}
     alone = 0.546875e9 / 3.35e12 / 0.7
     assert seconds[1] == seconds[8] == pytest.approx(alone)
     assert [seconds[rows] / alone for rows in (16, 32, 64, 128)] == pytest.approx(
         [1 / 0.84, 1 / 0.56, 1 / 0.28, 2 / 0.28]
     )
-    assert cost.pass_seconds(CARDS["4090"], 32, 32, 0) == pytest.approx(0.546875e9 / 1.008e12 / 0.7)
+    assert cost.pass_seconds(SHEETS["4090"], 32, 32, 0) == pytest.approx(0.546875e9 / 1.008e12 / 0.7)
 
 
 def test_experts_that_rows_choose():
@@ -92,7 +91,7 @@ def test_experts_that_rows_choose():
     cost = ModelCost(10**6, 0, 0, experts=experts)
     assert cost.bytes_read(CARD, 1, 2, 500) == 2 * 10**6 + 3 * 2 * 1000
     # One row is multiplied with 2 of them, however many are read: operations bound a card of little arithmetic.
-    slow = Card("slow", 1e18, 1e9, 10e9)
+    slow = DataSheet("slow", 1e18, 1e9, 10e9)
     assert cost.pass_seconds(slow, 1, 1, 0) == pytest.approx(2 * 1_002_000 / 0.7e9)
 
 
@@ -115,9 +114,8 @@ def test_passes_that_are_not_replayed_take_their_launches():
 
 
 def test_a_draft_that_is_not_replayed_waits_for_each_token():
-    draft = DraftCandidate(
-        "a", "model", ModelCost(10**6, 0, 100, eager=EagerLaunches(20, 7)), AssumedAcceptance(0.5, "a test"), 7
-    )
+    cost = ModelCost(10**6, 0, 100, eager=EagerLaunches(20, 7))
+    draft = DraftCandidate("a", "model", AssumedAcceptance(0.5, "a test"), 7, cost=cost)
     _, drafted = predict(CARD, TARGET, [draft], entries=1000)
     assert drafted.gamma == 2
     verify = TARGET.pass_seconds(CARD, 1, 3, 1000) + 20e-6
@@ -173,42 +171,3 @@ def test_assumed_acceptance():
     assert ACCEPTANCE["model"].beta == 0.81 and ACCEPTANCE["llava_onevision"].beta == 0.87
     beta = ACCEPTANCE["eagle3"].beta
     assert sum(beta**n for n in range(5)) == pytest.approx(2.1, abs=0.03)
-
-
-@pytest.mark.parametrize(
-    ("name", "key"),
-    [
-        ("NVIDIA H100 80GB HBM3", "h100"),
-        ("NVIDIA H100 PCIe", "h100-pcie"),
-        ("NVIDIA A100-SXM4-80GB", "a100"),
-        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
-        ("NVIDIA A100-PCIE-40GB", "a100-40gb"),
-        ("NVIDIA GeForce RTX 4090", "4090"),
-        ("NVIDIA RTX A6000", "a6000"),
-        ("NVIDIA RTX 6000 Ada Generation", "6000ada"),
-        ("NVIDIA A10G", None),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("NVIDIA GeForce RTX 3090 Ti", None),
-        ("NVIDIA H100 NVL", None),
-        ("Tesla T4", None),
-    ],
-)
-def test_names_of_the_driver(name, key):
-    assert card_of_device(name) == (key and CARDS[key])
-
-
-def test_names_that_users_type():
-    assert named_card("H100") == CARDS["h100"] and named_card("RTX 4090") == CARDS["4090"]
-    assert named_card("a100-40GB") == CARDS["a100-40gb"]
-    with pytest.raises(UsageError, match="--card h10: no such data sheet") as error:
-        named_card("h10")
-    assert error.value.hint.startswith("did you mean h100? known: l4, ")
-    with pytest.raises(UsageError, match="--card gaudi: no such data sheet") as error:
-        named_card("gaudi")
-    assert error.value.hint.startswith("known: l4, ")
-
-
-@pytest.mark.parametrize("name", ["t4", "Tesla T4", "V100", "RTX 2080", "rtx-2080", "2080"])
-def test_cards_whose_passes_are_not_replayed(name):
-    with pytest.raises(UsageError, match="speeds are predicted from compute capability"):
-        named_card(name)

@@ -6,13 +6,13 @@ import pytest
 
 from research.judging import acceptance_share, accepted_by_target, target_choices
 from research.peers.bench import measure
+from tests.engine.families import case, decode
 from tests.engine.passing import forward
-from tests.pruning.target.families import case, decode
+from vidspec.baselines.engine import PrunedTargetEngine
+from vidspec.baselines.methods.fastv import FastVPruner
 from vidspec.bench.measure import Bench
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
-from vidspec.pruning.target.engine import PrunedTargetEngine
-from vidspec.pruning.target.methods.fastv import FastVPruner
 
 
 def test_by_hand():

@@ -246,8 +246,10 @@ def _predict(report: CheckpointReport, draft: str | None, card: Card, free: floa
         return None
     heads = () if listed.name == report.name else [head.name for head in published_heads()]
     predicted = predictions(listed.name, card, report.load, 2 * report.parameters, _held(report), free, heads)
-    if predicted is None or draft is None:
-        return predicted and CardPredictions(card, report.name, predicted)
+    if predicted is None:
+        return None
+    if draft is None:
+        return CardPredictions(card, report.name, predicted)
     found = [one for one in predicted.found if one.draft is None or one.name == draft]
     missing = draft if len(found) == 1 else None
     return CardPredictions(card, report.name, replace(predicted, found=found), missing)

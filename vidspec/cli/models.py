@@ -166,7 +166,7 @@ def _predict_published(name: str, load: MemoryWorkload, card: Card | None) -> Ca
     if target is None or at is None:
         return None
     predicted = predictions_of_published(target, at, load, device_memory() if card is None else at.usable)
-    return predicted and CardPredictions(at, name, predicted)
+    return None if predicted is None else CardPredictions(at, name, predicted)
 
 
 def _print_published(

@@ -153,7 +153,7 @@ def fitting_command(profile: Profile) -> str | None:
     device = torch.device("cuda:0" if profile.models.device == "auto" else profile.models.device)
     room = (free_memory(device) or 0) + torch.cuda.memory_allocated(device)
     predicted = predictions_of_published(target, card, MemoryWorkload(), room)
-    return predicted and f"vidspec caption clip.mp4 --target {target.name} {predicted.arguments}"
+    return None if predicted is None else f"vidspec caption clip.mp4 --target {target.name} {predicted.arguments}"
 
 
 def parallel_windows(profile: Profile, start: int) -> WindowSize:

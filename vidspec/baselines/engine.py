@@ -4,30 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch.nn import functional as F
 
+from vidspec.baselines.base import BlockSignals, KeptTokens, TargetPruner, last_row_attention, share_of
+from vidspec.baselines.span import PrunedSpan
 from vidspec.engine.attention import PassAttention
 from vidspec.engine.choices import read_back_tokens
 from vidspec.engine.forward import Engine
-from vidspec.engine.prefilling import Prefilling
-from vidspec.engine.rows import PassResult, PrefillResult, Prompt, Rows
-from vidspec.engine.slab import KVSpan
+from vidspec.engine.gemma4 import Gemma4Decoder
+from vidspec.engine.rows import PassResult, PrefillResult, Rows
 from vidspec.engine.taps import Taps
 from vidspec.errors import ProfileError
 from vidspec.models.base import EmbeddedPrompt, VisualTokens
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.pruning.base import best
-from vidspec.pruning.target.base import BlockSignals, KeptTokens, TargetPruner, last_row_attention, lossy, share_of
-from vidspec.pruning.target.span import PrunedSpan
-from vidspec.registry import build_part
 
-if TYPE_CHECKING:
-    from vidspec.config.part_sections import LossySection
-
-__all__ = ["PrunedTargetEngine", "Reselect", "build_target_engine", "kept_per_layer"]
+__all__ = ["PrunedTargetEngine", "Reselect", "check_blocks"]
 
 
 class _BlockAttention(Taps):
@@ -68,66 +62,33 @@ class Reselect(Taps):
         self.span.choose(stays.nonzero()[:, 0], self.prompt)
 
 
-def kept_per_layer(span: KVSpan) -> tuple[int, ...]:
-    """Return the visual tokens each block of a pruned target reads while decoding; () for an unpruned one."""
-    return span.kept if isinstance(span, PrunedSpan) else ()
-
-
-def build_target_engine(section: LossySection, target: VideoLanguageModel) -> Engine[VideoLanguageModel]:
-    """Return the target's engine, which prunes the target if the ``lossy`` section names a method.
+def check_blocks(target: VideoLanguageModel) -> None:
+    """Check that rows of a prompt can be dropped between two blocks of a target.
 
     Raises:
-        ProfileError: blocks of its family need all rows.
+        ProfileError: its blocks share keys, and have an input of their own for each row.
     """
-    if section.method == "none":
-        return Engine(target)
-    if not target.decoder.prunable:
+    if isinstance(target.decoder, Gemma4Decoder):
         raise ProfileError(
             f"lossy.method: blocks of {target.family} cannot go on with fewer rows; nearest valid choice: none"
         )
-    return PrunedTargetEngine(target, build_part(lossy.get(section.method), section))
 
 
-class PrunedTargetEngine(Engine[VideoLanguageModel]):
+class PrunedTargetEngine:
     """Runs a pruned target, one sequence and one token at a time: for plain decoding.
 
     Args:
         model: a model of one of the families.
         method: chooses the tokens to drop.
-
-    Raises:
-        ModelError: the model's blocks are too few.
     """
 
-    alone: ClassVar[bool] = True
-
     def __init__(self, model: VideoLanguageModel, method: TargetPruner) -> None:
-        super().__init__(model)
-        self.method = method
-        method.stages(model.layers)  # raises where the blocks are too few
-
-    def start_prefill(
-        self,
-        prompt: Prompt,
-        room: int,
-        taps: Taps | None = None,
-        *,
-        states: bool = False,
-        cached: tuple[KVSpan, int] | None = None,
-    ) -> Prefilling:
-        """Not supported: tokens are dropped from a whole prompt, so the prefill runs in one piece."""
-        raise ValueError("a pruned target reads its prompt in one go")
+        self.engine, self.model, self.method = Engine(model), model, method
 
     @torch.inference_mode()
-    def prefill(self, prompt: Prompt, room: int, taps: Taps | None = None, *, states: bool = False) -> PrefillResult:
-        """Read a prompt and drop the method's tokens; see :meth:`Engine.prefill`.
-
-        Raises:
-            ValueError: with other observers of the pass, or a prompt without a video.
-        """
-        if taps is not None or states or not isinstance(prompt, EmbeddedPrompt):
-            raise ValueError("the prefill of a pruned target shows nothing")
-        prefix, every = prompt, len(prompt.visual)
+    def prefill(self, prefix: EmbeddedPrompt, room: int) -> PrefillResult:
+        """Read a prompt in one pass and drop the method's tokens; ``room`` are further entries, for the text."""
+        every = len(prefix.visual)
         if every and (kept := self.method.before(prefix)) is not None:
             prefix = prefix.keep(kept.to(prefix.visual.index.device))
         depth, length = self.model.decoder.depth, prefix.length
@@ -139,7 +100,7 @@ class PrunedTargetEngine(Engine[VideoLanguageModel]):
         hidden, rows = self._blocks(prefix, span)
         normed = self.model.decoder.norm(hidden[-1:])
         logits = self.model.decoder.logits(normed)[:, : self.model.vocabulary]
-        self.check(read_back_tokens([Rows(span)], [PassResult(logits, normed)]))
+        self.engine.check(read_back_tokens([Rows(span)], [PassResult(logits, normed)]))
         span.length, span.missing = length, [length - count for count in rows]
         visual, text = len(prefix.visual), length - len(prefix.visual)
         read = [count - text if block < whole else share_of(visual, share) for block, count in enumerate(rows)]
@@ -155,7 +116,7 @@ class PrunedTargetEngine(Engine[VideoLanguageModel]):
         if len(batch) != 1 or len(batch[0].token_ids) != 1 or batch[0].parents is not None:
             raise ValueError("a pruned target decodes one sequence token by token")
         span = batch[0].span
-        return super().run([replace(batch[0], taps=span.watch if isinstance(span, PrunedSpan) else None)])
+        return self.engine.run([replace(batch[0], taps=span.watch if isinstance(span, PrunedSpan) else None)])
 
     def _blocks(self, prefix: EmbeddedPrompt, span: PrunedSpan) -> tuple[torch.Tensor, list[int]]:
         """Return (rows, hidden) after the last block, and the number of rows each block wrote to the sequence."""

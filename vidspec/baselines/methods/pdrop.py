@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from vidspec.pruning.target.base import StagedPruner, lossy
+from vidspec.baselines.base import StagedPruner
+from vidspec.lossy import lossy
 
 
 @lossy.register("pdrop")

@@ -17,9 +17,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from vidspec.baselines.base import BlockSignals, KeptTokens, StagedPruner, places
 from vidspec.bounds import MANY
+from vidspec.lossy import lossy
 from vidspec.pruning.base import best
-from vidspec.pruning.target.base import BlockSignals, KeptTokens, StagedPruner, lossy, places
 from vidspec.registry import key
 
 if TYPE_CHECKING:

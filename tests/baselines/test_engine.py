@@ -3,14 +3,15 @@
 import pytest
 import torch
 
+from tests.engine.families import FAMILIES, ROOM, case, decode, stock_logits
 from tests.engine.passing import forward
-from tests.pruning.target.families import FAMILIES, ROOM, RecordingPruner, case, decode, stock_logits
+from vidspec.baselines.base import KeptTokens, TargetPruner
+from vidspec.baselines.engine import PrunedTargetEngine
+from vidspec.baselines.methods.dycoke import DyCokeTargetPruner
+from vidspec.baselines.methods.fastv import FastVPruner
+from vidspec.baselines.methods.pdrop import PyramidDropPruner
+from vidspec.baselines.methods.sparsevlm import SparseVLMPruner
 from vidspec.engine.forward import Engine
-from vidspec.pruning.target.engine import PrunedTargetEngine, kept_per_layer
-from vidspec.pruning.target.methods.dycoke import DyCokeTargetPruner
-from vidspec.pruning.target.methods.fastv import FastVPruner
-from vidspec.pruning.target.methods.pdrop import PyramidDropPruner
-from vidspec.pruning.target.methods.sparsevlm import SparseVLMPruner
 
 EVERYTHING = {
     "fastv": FastVPruner(keep=[1.0]),
@@ -19,6 +20,27 @@ EVERYTHING = {
     "dycoke": DyCokeTargetPruner(merge=0.0, keep=[1.0]),
 }
 CLOSE = {"rtol": 0, "atol": 2e-3}
+
+
+class RecordingPruner(TargetPruner):
+    """A method that notes, per stage, which of the prompt's visual tokens are left."""
+
+    def __init__(self, method, visual):
+        self.method, self.left, self.kept = method, torch.arange(len(visual)), {}
+
+    def before(self, prefix):
+        return self.method.before(prefix)
+
+    def stages(self, depth):
+        self.shares = self.method.stages(depth)
+        self.waiting = sorted(self.shares)
+        return self.shares
+
+    def choose(self, reading, share) -> KeptTokens:
+        choice = self.method.choose(reading, share)
+        self.left = self.left[choice.kept]
+        self.kept[self.waiting.pop(0)] = self.left
+        return choice
 
 
 def by_masks(model, prefix, text, hidden):
@@ -89,7 +111,7 @@ def test_dropped_rows_are_rows_that_nobody_sees(family, method):
             hidden[layer] = unseen(prefix, rows, kept)
         lengths.append(rows - len(prefix.visual) + left)
         read.append(left)
-    assert kept_per_layer(state.span) == tuple(read)
+    assert state.span.kept == tuple(read)
     assert hidden and state.span.lengths == tuple(lengths) and state.span.length == rows
     torch.testing.assert_close(logits, by_masks(model, prefix, text, hidden), **CLOSE)
     plain = Engine(model).prefill(prefix, ROOM).logits
@@ -103,7 +125,7 @@ def test_merged_frames_are_a_shorter_prompt(family):
     kept = method.before(prefix)
     text, logits, state = decode(PrunedTargetEngine(model, method), prefix)
     expected, expected_logits, other = decode(Engine(model), prefix.keep(kept))
-    assert kept_per_layer(state.span) == (len(kept),) * model.layers and kept_per_layer(other.span) == ()
+    assert state.span.kept == (len(kept),) * model.layers
     assert len(kept) < len(prefix.visual) and text == expected and torch.equal(logits, expected_logits)
     assert (
         state.span.length == other.span.length
@@ -135,7 +157,7 @@ def test_entries_that_decoding_does_not_read(family, similarity):
     assert len({id(rows) for rows in chosen}) == (1 if similarity < 0 else len(chosen))
     assert state.span.lengths == (rows,) * model.layers  # nothing is lost
     later = model.layers - layer
-    assert kept_per_layer(state.span) == (len(prefix.visual),) * layer + (len(read),) * later
+    assert state.span.kept == (len(prefix.visual),) * layer + (len(read),) * later
 
 
 def test_recycled_tokens_reach_the_next_block():
@@ -192,5 +214,3 @@ def test_what_a_pruned_target_does_not_do():
     state = engine.prefill(prefix, ROOM)
     with pytest.raises(ValueError, match="token by token"):
         forward(engine, state, [1, 2])
-    with pytest.raises(ValueError, match="shows nothing"):
-        engine.prefill(prefix, ROOM, states=True)

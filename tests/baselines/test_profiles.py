@@ -10,12 +10,11 @@ from vidspec.cli.report import summary
 from vidspec.config import profiles
 from vidspec.config.profiles import load
 from vidspec.embedded.samples import shipped
-from vidspec.errors import ProfileError
+from vidspec.errors import ModelError, ProfileError
 from vidspec.events.events import Prefilled
+from vidspec.lossy import lossy
 from vidspec.models import loading
 from vidspec.models.placement import resolve_placement
-from vidspec.pruning.target.base import lossy
-from vidspec.pruning.target.engine import PrunedTargetEngine
 from vidspec.runs.schema import record_schema
 
 METHODS = ("dycoke", "fastv", "pdrop", "sparsevlm")
@@ -71,25 +70,33 @@ def test_what_is_refused():
 @pytest.mark.parametrize("name", METHODS)
 def test_records_say_that_it_is_not_lossless(target, name):
     one = captioner(target, name, **{"lossy.retention": AVERAGE})
-    assert isinstance(one.target, PrunedTargetEngine)
     events = list(one.stream(shipped()[0]))
     record = events[-1].caption
     assert record.lossless is False and record.loose is None and len(record.token_ids) == 6
     (read,) = [event for event in events if isinstance(event, Prefilled)]
     assert read.lossless is False
-    total = sum(read.kept_per_layer) / (target.layers * read.visual_tokens)
-    assert record.lossy == {
-        "method": name,
-        "kept": list(read.kept_per_layer),
-        "retention": pytest.approx(total, abs=1e-6),
-    }
+    kept = record.lossy["kept"]
+    total = sum(kept) / (target.layers * read.visual_tokens)
+    assert record.lossy == {"method": name, "kept": kept, "retention": pytest.approx(total, abs=1e-6)}
     jsonschema.validate(record.to_dict(), record_schema())
     assert record.lossy["retention"] == pytest.approx(AVERAGE, abs=1 / read.visual_tokens)
-    assert len(read.kept_per_layer) == target.layers and record.counters["visual_tokens"] == read.visual_tokens
-    assert read.kept_per_layer[-1] < read.visual_tokens
+    assert len(kept) == target.layers and record.counters["visual_tokens"] == read.visual_tokens > kept[-1]
     assert "; not lossless" in summary(record)
     plain = one.baseline(shipped()[0])
     assert plain.lossless is True and plain.token_ids == captioner(target, "ar").caption(shipped()[0]).token_ids
+
+
+def test_clips_in_flight_together_have_the_texts_they_have_alone(target):
+    one, paths = captioner(target, "fastv", **{"lossy.retention": AVERAGE}), list(map(str, shipped()[:2]))
+    alone = {path: one.caption(path) for path in paths}
+    together = {done.path: done for done in one.caption_many(paths, batch=2)}
+    for path in paths:
+        assert together[path].token_ids == alone[path].token_ids and together[path].lossy == alone[path].lossy
+
+
+def test_too_few_blocks_and_blocks_that_need_all_rows_are_refused_when_models_are_loaded(target):
+    with pytest.raises(ModelError, match=r"lossy\.retention 0\.01: the first of"):
+        captioner(target, "fastv", **{"lossy.retention": 0.01})
 
 
 def test_they_are_no_part_of_the_lossless_benchmark(monkeypatch):

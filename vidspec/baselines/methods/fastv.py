@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from vidspec.pruning.target.base import StagedPruner, WholeBlocks, lossy
+from vidspec.baselines.base import StagedPruner, WholeBlocks
+from vidspec.lossy import lossy
 
 
 @lossy.register("fastv")

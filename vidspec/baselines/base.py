@@ -1,23 +1,26 @@
-"""The contract of methods that prune the target, with shared scores and stage arithmetic; runs no model."""
+"""Methods that prune the target: their base class, shared scores and stage arithmetic; runs no model."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
 from vidspec.bounds import LAYERS
 from vidspec.errors import ModelError
+from vidspec.lossy import LossyMethod
 from vidspec.pruning.base import best
-from vidspec.registry import OptionConflict, Registry, key
+from vidspec.registry import key
 
 if TYPE_CHECKING:
     import torch
 
-    from vidspec.config.schema import Profile
+    from vidspec.decoding.sequence import Sequence as ClipSequence
+    from vidspec.engine.requests import Steps
     from vidspec.models.base import EmbeddedPrompt, VisualTokens
+    from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = [
     "BlockSignals",
@@ -26,7 +29,6 @@ __all__ = [
     "TargetPruner",
     "WholeBlocks",
     "last_row_attention",
-    "lossy",
     "on_average",
     "places",
     "share_of",
@@ -91,25 +93,29 @@ class KeptTokens(NamedTuple):
     into: torch.Tensor | None = None
 
 
-class TargetPruner(ABC):
+class TargetPruner(LossyMethod):
     """Drops visual tokens of the target.
 
-    The parameters of its constructor are keys of a profile's ``lossy`` section; all have defaults. ``retention`` is
-    the share of the prompt's visual tokens that a block reads, on average over the blocks; ``keep`` sets the shares
-    directly.
+    ``retention`` is the share of the prompt's visual tokens that a block reads, on average over the blocks; ``keep``
+    sets the shares directly.
 
     Attributes:
-        shares: length of ``keep``.
         similarity: with :meth:`reads`, entries are chosen again when the cosine with the attention at the last choice
             falls below it.
     """
 
-    shares: ClassVar[int] = 1
     similarity: float = 0.0
 
-    def check(self, profile: Profile) -> Iterable[OptionConflict]:
-        """Yield conflicts of its options with the rest of a profile."""
-        return ()
+    def prepare(self, target: VideoLanguageModel) -> None:
+        from vidspec.baselines.engine import check_blocks
+
+        check_blocks(target)
+        self.stages(target.layers)
+
+    def decode(self, sequence: ClipSequence) -> Steps[None]:
+        from vidspec.baselines.loop import decode
+
+        return decode(self, sequence)
 
     def before(self, prefix: EmbeddedPrompt) -> torch.Tensor | None:
         """Return (K,) sorted indices of the visual tokens that enter the first block; None for all."""
@@ -135,11 +141,6 @@ class TargetPruner(ABC):
         entered the first block.
         """
         return None
-
-
-lossy: Registry[TargetPruner] = Registry(
-    TargetPruner, "lossy", "vidspec.pruning.target.methods", "lossy method", "lossy.method", always=("none",)
-)
 
 
 class StagedPruner(TargetPruner):

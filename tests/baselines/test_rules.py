@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from tests.pruning.given import irregular_tokens, visual_tokens
+from vidspec.baselines.base import BlockSignals, last_row_attention, share_of, without_overlap
+from vidspec.baselines.engine import Reselect
+from vidspec.baselines.methods.dycoke import DyCokeTargetPruner, merge_frames
+from vidspec.baselines.methods.fastv import FastVPruner
+from vidspec.baselines.methods.pdrop import PyramidDropPruner
+from vidspec.baselines.methods.sparsevlm import SparseVLMPruner, assign_clusters, rater_tokens
 from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError, ProfileError
 from vidspec.models.base import EmbeddedPrompt
 from vidspec.pruning.base import best, token_grid
-from vidspec.pruning.target.base import BlockSignals, last_row_attention, share_of, without_overlap
-from vidspec.pruning.target.engine import Reselect
-from vidspec.pruning.target.methods.dycoke import DyCokeTargetPruner, merge_frames
-from vidspec.pruning.target.methods.fastv import FastVPruner
-from vidspec.pruning.target.methods.pdrop import PyramidDropPruner
-from vidspec.pruning.target.methods.sparsevlm import SparseVLMPruner, assign_clusters, rater_tokens
 from vidspec.registry import build_part
 
 HEADS, KV_HEADS, WIDTH, HIDDEN, AFTER = 4, 2, 8, 6, 5

@@ -7,7 +7,6 @@ import torch
 from tests.checkpoints import llava, llava_onevision, qwen, qwen2_5_omni, video_salmonn
 from tests.engine.passing import forward
 from vidspec.models.base import families
-from vidspec.pruning.target.base import KeptTokens, TargetPruner
 
 PROMPT = "Describe the video."
 #: Without those whose blocks keep states, and those of another's blocks.
@@ -69,24 +68,3 @@ def stock_logits(model, prefix, token_ids):
         **extra,
     ).last_hidden_state
     return model.model.lm_head(states)[0, prefix.length - 1 :, : model.vocabulary]
-
-
-class RecordingPruner(TargetPruner):
-    """A method that notes, per stage, which of the prompt's visual tokens are left."""
-
-    def __init__(self, method, visual):
-        self.method, self.left, self.kept = method, torch.arange(len(visual)), {}
-
-    def before(self, prefix):
-        return self.method.before(prefix)
-
-    def stages(self, depth):
-        self.shares = self.method.stages(depth)
-        self.waiting = sorted(self.shares)
-        return self.shares
-
-    def choose(self, reading, share) -> KeptTokens:
-        choice = self.method.choose(reading, share)
-        self.left = self.left[choice.kept]
-        self.kept[self.waiting.pop(0)] = self.left
-        return choice

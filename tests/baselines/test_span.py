@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from vidspec.baselines.span import PrunedSpan
 from vidspec.engine.slab import Slab
-from vidspec.pruning.target.span import PrunedSpan
 
 
 def span(room, layers=2, whole=0):

@@ -19,9 +19,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from vidspec.baselines.base import TargetPruner, WholeBlocks, whole_blocks
 from vidspec.errors import ProfileError
+from vidspec.lossy import lossy
 from vidspec.pruning.base import token_grid
-from vidspec.pruning.target.base import TargetPruner, WholeBlocks, lossy, whole_blocks
 from vidspec.registry import key
 
 if TYPE_CHECKING:

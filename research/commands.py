@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
 
 import typer
 
@@ -10,7 +11,9 @@ from vidspec.cli.app import run_app
 from vidspec.cli.options import flatten_options
 from vidspec.errors import UsageError
 
-__all__ = ["application", "parse_counts", "run"]
+__all__ = ["TableFormat", "application", "parse_counts", "run"]
+
+TableFormat: TypeAlias = Literal["markdown", "json"]
 
 
 def application(command: Callable[..., int | None]) -> typer.Typer:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from research.predicted import VISUAL, forecasts
+from research.prediction.sheets import SHEETS, DataSheet
 from research.replay.load import DEVICES, Assumed, throughput
 from vidspec.bench.tables import table
-from vidspec.draft_length.cards import CARDS, Card
 
 __all__ = ["gains"]
 
@@ -62,7 +62,7 @@ def _measured_folder(folder: Mapping[str, Any], batch: int) -> list[str]:
 
 
 def _predicted_clip(user: str, cards: Sequence[str], models: str, target: str) -> list[str]:
-    found = forecasts([CARDS[name] for name in cards], clips=(1,), target=target)
+    found = forecasts([SHEETS[name] for name in cards], clips=(1,), target=target)
     #: A published head is the default only if it was downloaded.
     best = [
         max(one.gain for one in each.drafts if one.fits and one.draft and one.draft.kind != "eagle3") for each in found
@@ -73,13 +73,13 @@ def _predicted_clip(user: str, cards: Sequence[str], models: str, target: str) -
 def _large_target() -> list[str]:
     """Return the row of a 32B on 80 GB: in bfloat16 long clips leave no room for a draft."""
     name = "Qwen/Qwen2.5-VL-32B-Instruct"
-    found = forecasts([CARDS["a100"], CARDS["h100"]], clips=(1,), target=name)
+    found = forecasts([SHEETS["a100"], SHEETS["h100"]], clips=(1,), target=name)
     rates = [one.rounded.tokens_per_s / one.plain.tokens_per_s for one in found if one.rounded is not None]
     return ["80 GB, a clip", "Qwen2.5-VL 32B in four bits: other texts", _range(rates), "", "predicted"]
 
 
 def _predicted_folder(user: str, card: str, batch: int) -> list[str]:
-    device: Card = DEVICES[card]
+    device: DataSheet = DEVICES[card]
     alone, many = (throughput(device, "7b+0.5b", _SHORT, clips, Assumed()) for clips in (1, batch))
     assert alone.plain_clips_per_s and many.plain_clips_per_s and many.pruned_clips_per_s
     plain = many.plain_clips_per_s / alone.plain_clips_per_s

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from research.commands import run
-from vidspec.bench.results import read_results, restore_caption
+from research.results.rows import read_bench
 from vidspec.bench.rows import BenchRow
 from vidspec.cli.printed import print_note
 from vidspec.errors import OutputError, UsageError
@@ -139,13 +139,8 @@ def command(
 ) -> int:
     """Draw a finished bench: speed-ups, tokens per target pass against pruning, accepted lengths."""
     check(out)
-    content = read_results(results)
-    if "rows" not in content:
-        raise UsageError(f"{results}: that bench has not finished", hint="the command that began it continues it")
-    records: dict[str, dict[str, list[Caption]]] = {}
-    for one in content["records"]:
-        records.setdefault(one["contender"], {}).setdefault(one["path"], []).append(restore_caption(one))
-    for file in draw([BenchRow(**row) for row in content["rows"]], records, out):
+    rows, records, _ = read_bench(results)
+    for file in draw(rows, records, out):
         print_note(f"drew {file}")
     return 0
 

@@ -16,11 +16,11 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from research.commands import run
+from research.commands import TableFormat, run
 from vidspec.bench import tables
 from vidspec.bench.loaded import LoadedModels, profile_labels
 from vidspec.captioner import Captioner
-from vidspec.cli.bench import BenchFormat, ClipArguments
+from vidspec.cli.bench import ClipArguments
 from vidspec.cli.options import ModelOptions
 from vidspec.cli.printed import print_json, print_note
 from vidspec.embedded.samples import shipped
@@ -169,7 +169,7 @@ def command(
         typer.Option("--profiles", help="Names or files as of `vidspec bench`; those that prune nothing are left out."),
     ] = DEFAULT,
     models: ModelOptions,
-    form: Annotated[BenchFormat, typer.Option("--format", help="json: shares by profile.")] = "markdown",
+    form: Annotated[TableFormat, typer.Option("--format", help="json: shares by profile.")] = "markdown",
 ) -> int:
     """Say where in the video and its frames the visual tokens lie that each profile keeps; a Markdown table on stdout.
 

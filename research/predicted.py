@@ -1,33 +1,32 @@
 """Predicted tokens/s of this engine on a card, and published ones of vLLM: ``python -m research.simulate --cards``.
 
-The prediction is :mod:`vidspec.draft_length.prediction`: data sheets, launches as ``research.counts`` counts them, and
+The prediction is :mod:`research.prediction.costs`: data sheets, launches as ``research.counts`` counts them, and
 the waits of a round. No model runs. The table is docs/research/predicted.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from vidspec.bench.tables import bullets, table
-from vidspec.draft_length.cards import CARDS, Card, named_card
-from vidspec.draft_length.prediction import (
+from research.prediction.costs import (
     ACCEPTANCE,
     DECODE_USE,
     GAP,
     LAUNCH,
     WAIT,
-    AssumedAcceptance,
     DraftCandidate,
     ModelCost,
-    SpeedPrediction,
     predict,
     predict_rounded,
 )
-from vidspec.draft_length.target_drafts import HEAD_LAUNCHES, cost_of_known, draft_candidates, known_model
-from vidspec.models.known_pairs import KnownModel, MemoryWorkload, known_pairs
+from research.prediction.drafts import HEAD_LAUNCHES, cost_of_known, draft_candidates
+from research.prediction.sheets import SHEETS, DataSheet
+from vidspec.bench.tables import bullets, table
+from vidspec.models.known_pairs import KnownModel, MemoryWorkload, known_model, known_pairs
 from vidspec.models.memory_estimate import PROMPT
+from vidspec.models.recommended import AssumedAcceptance, SpeedPrediction, named_card
 
 __all__ = ["CLIPS", "PUBLISHED", "TARGET", "VISUAL", "CardForecast", "PublishedFigure", "forecasts", "page"]
 
@@ -80,7 +79,7 @@ _SHAPES = {"Qwen3-8B": (7_568_405_504, 36, 147_456), "Llama-3.1-8B": (7_504_924_
 class CardForecast:
     """Predictions for a number of clips on a card; of drafts only those that fit beside the target and the clips."""
 
-    card: Card
+    card: DataSheet
     visual: int
     clips: int
     plain: SpeedPrediction
@@ -112,7 +111,7 @@ class CardForecast:
 
 
 def forecasts(
-    cards: Sequence[Card], clips: Sequence[int] = CLIPS, visual: Sequence[int] = VISUAL, target: str = TARGET
+    cards: Sequence[DataSheet], clips: Sequence[int] = CLIPS, visual: Sequence[int] = VISUAL, target: str = TARGET
 ) -> list[CardForecast]:
     """Return the predictions for each combination."""
     known = known_model(target)
@@ -120,7 +119,7 @@ def forecasts(
     return [_forecast(card, known, count, tokens) for card in cards for tokens in visual for count in clips]
 
 
-def _forecast(card: Card, target: KnownModel, clips: int, visual: int) -> CardForecast:
+def _forecast(card: DataSheet, target: KnownModel, clips: int, visual: int) -> CardForecast:
     cost = cost_of_known(target)
     assert cost is not None
     siblings = [pair.draft for pair in known_pairs() if pair.draft is not None and pair.target == target]
@@ -145,12 +144,12 @@ def _with_clips(draft: DraftCandidate, clips: int, longest: int, siblings: Seque
     for model in siblings:
         if model.name == draft.name:
             size = model.weight_bytes("bfloat16") or size
-    return DraftCandidate(draft.name, draft.kind, draft.cost, draft.assumed, size + clips * longest * draft.cost.entry)
+    return replace(draft, bytes=size + clips * longest * draft.cost.entry)
 
 
 def page(names: Sequence[str] = ("4090", "a100", "h100")) -> str:
     """Return the Markdown of docs/research/predicted.md after its introduction."""
-    cards = [named_card(name) for name in names]
+    cards = [SHEETS[named_card(name).key] for name in names]
     heads = ["card", "visual tokens", "clips", "plain", "best draft", "gamma", "with it", "gain"]
     heads += ["self-int4", "EAGLE-3", "3B", "int4 target, plain"]
     lines = table(heads, [one.cells for one in forecasts(cards, SHOWN)])
@@ -162,7 +161,7 @@ def page(names: Sequence[str] = ("4090", "a100", "h100")) -> str:
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
-def _notes(cards: Sequence[Card]) -> list[str]:
+def _notes(cards: Sequence[DataSheet]) -> list[str]:
     sheets = "; ".join(
         f"{one.name} {one.bandwidth / 1e12:g} TB/s, {one.flops / 1e12:g} TFLOP/s in bfloat16, {one.memory / 1e9:g} GB"
         for one in cards
@@ -180,7 +179,7 @@ def _notes(cards: Sequence[Card]) -> list[str]:
     ]
 
 
-def _kernel_by_kernel(cards: Sequence[Card]) -> str:
+def _kernel_by_kernel(cards: Sequence[DataSheet]) -> str:
     """Return the predictions of listed targets whose blocks run kernel by kernel, one clip of 2,000 visual tokens."""
     lines = []
     for target in dict.fromkeys(pair.target for pair in known_pairs()):
@@ -205,7 +204,7 @@ def _kernel_by_kernel(cards: Sequence[Card]) -> str:
 _KINDS = (("int4", "self-int4"), ("int8", "self-int8"), ("eagle3", "EAGLE-3"), ("model", "the 3B"))
 
 
-def _other_acceptance(cards: Sequence[Card]) -> str:
+def _other_acceptance(cards: Sequence[DataSheet]) -> str:
     """Return the gains of a copy in four bits and of a head by acceptance, one clip of 2,000 visual tokens."""
     known = known_model(TARGET)
     cost = None if known is None else cost_of_known(known)
@@ -229,7 +228,7 @@ _KIND_NAMES = dict(_KINDS)
 
 
 def _accepted(draft: DraftCandidate, beta: float) -> DraftCandidate:
-    return DraftCandidate(draft.name, draft.kind, draft.cost, AssumedAcceptance(beta, "assumed"), draft.bytes)
+    return replace(draft, assumed=AssumedAcceptance(beta, "assumed"))
 
 
 def _beside_published() -> str:
@@ -252,13 +251,13 @@ def _beside_published() -> str:
             cost = ModelCost.of_decoder(*known)
         assert cost is not None
         entries = one.entries or _SHORT
-        (plain,) = predict(CARDS[one.card], cost, (), entries=entries, clips=one.clips)
+        (plain,) = predict(SHEETS[one.card], cost, (), entries=entries, clips=one.clips)
         prompt = "-" if one.entries is None else f"{one.entries:,}"
         drafted = "-" if one.drafted is None else f"{one.drafted:g}"
         ours = f"{plain.tokens_per_s:.0f}"
         source = f"[source]({one.source})"
         lines.append(
-            [CARDS[one.card].name, str(one.clips), prompt, one.model, f"{one.tokens_per_s:g}", ours, drafted, source]
+            [SHEETS[one.card].name, str(one.clips), prompt, one.model, f"{one.tokens_per_s:g}", ours, drafted, source]
         )
     return (
         "vLLM's plain decoding as others published it, and this model's prediction for *our* engine at the same size, "

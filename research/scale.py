@@ -18,7 +18,8 @@ import numpy as np
 import torch
 import typer
 
-from research.commands import parse_counts, run
+from research import speed
+from research.commands import TableFormat, parse_counts, run
 from research.random_init import random_model
 from vidspec.bench import bandwidth
 from vidspec.bench.loaded import ModelSource
@@ -27,10 +28,8 @@ from vidspec.bench.memory import PeakMemory
 from vidspec.bench.passes import ALPHAS, MAX_ROWS, PassCosts, measure_passes, prefill_pruned
 from vidspec.bench.tables import table
 from vidspec.bench.turns import measure_in_turns, time_call
-from vidspec.cli.bench import BenchFormat
 from vidspec.cli.options import ModelOptions
 from vidspec.cli.printed import print_facts, print_json, print_note
-from vidspec.draft_length import speed
 from vidspec.draft_length.gamma import settled_window
 from vidspec.draft_length.passes import pass_times
 from vidspec.engine.device import free_memory, synchroniser
@@ -316,7 +315,7 @@ def command(
     beta: Annotated[float, typer.Option("--beta", help="Acceptance of the speed-ups' forecast.")] = 0.8,
     tokens: Annotated[int, typer.Option("--tokens", min=2, help="Length of the text end to end.")] = 128,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Of every measurement; medians.")] = 3,
-    form: Annotated[BenchFormat, typer.Option("--format", help="json: one object with points.")] = "markdown",
+    form: Annotated[TableFormat, typer.Option("--format", help="json: one object with points.")] = "markdown",
 ) -> int:
     """Measure how prefill, passes and memory grow with the number of frames, and forecast the speed-up.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vidspec.draft_length.cards import CARDS
+from research.prediction.sheets import SHEETS
 
 __all__ = ["DEVICES", "MODELS", "SIZES", "Model", "Size", "Tower"]
 
@@ -150,4 +150,4 @@ MODELS = {
 
 
 #: Cards that figures are given for.
-DEVICES = {name: CARDS[name] for name in ("4090", "h100", "h200")}
+DEVICES = {name: SHEETS[name] for name in ("4090", "h100", "h200")}

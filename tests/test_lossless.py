@@ -251,7 +251,7 @@ EVERYTHING = {
 @pytest.mark.parametrize("name", BUILT_IN)
 @pytest.mark.parametrize("method", EVERYTHING)
 def test_a_target_that_is_pruned_of_nothing(built_in_pairs, name, method):
-    """Of every family: ``tests/pruning/target/test_engine.py``."""
+    """Of every family: ``tests/baselines/test_engine.py``."""
     pair = built_in_pairs(name)
     record = check(pair, pair.captioner(method, EVERYTHING[method]), CLIPS["three-objects"])
     assert record.lossy["kept"] == [record.counters["visual_tokens"]] * len(record.lossy["kept"])

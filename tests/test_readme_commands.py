@@ -60,7 +60,8 @@ ELSEWHERE = {
     r"python -m research\.throughput": "processes with models of their own: tests/research/peers/test_throughput.py",
     r"python -m research\.suites": "hours: tests/research/suites/test_command.py",
     r"python -m research\.pareto": "hours: tests/research/pareto/test_pareto_run.py",
-    r"vidspec bench compare": "results of two benches: tests/cli/test_bench.py",
+    r"python -m research\.compare": "results of two benches: tests/research/test_compare.py",
+    r"python -m research\.results": "results of a bench: tests/research/results/test_command.py",
     r"python -m research\.scale": "a model of gigabytes: tests/research/test_scale.py",
     r"python -m research\.plots": "results of a bench: tests/research/test_plots.py",
 }

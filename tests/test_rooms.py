@@ -22,9 +22,10 @@ ORDER = (
     ("draft_length",),
     ("drafting",),
     ("acceptance",),
-    ("schedule",),
+    ("schedule", "lossy"),
     ("config",),
     ("decoding",),
+    ("baselines",),
     ("captioner",),
     ("display",),
     ("runs", "bench"),
@@ -35,7 +36,7 @@ ORDER = (
 )
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 #: Rooms whose parts check a profile or are built from its sections, and may import it for types; it holds these parts.
-PARTS = {"pruning", "drafting", "acceptance", "schedule"}
+PARTS = {"pruning", "drafting", "acceptance", "schedule", "lossy"}
 #: What is loaded when a name is first asked for, so that importing the package loads nothing.
 LAZY = {"captioner"}
 
@@ -72,6 +73,11 @@ def for_types(path: Path) -> set[int]:
 
 
 FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def test_baselines_are_reached_through_their_registry_only():
+    others = [path for path in FILES if room(path) != "baselines"]
+    assert not [path for path in others if "baselines" in {name for _, name in imported(path)}]
 
 
 def test_every_room_has_its_place():

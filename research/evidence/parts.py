@@ -88,7 +88,7 @@ PARTS: tuple[Part, ...] = (
         "One clip at a time, 32 frames. After a warm-up of each, all take turns on every clip; speed-ups are medians "
         "over clips of ratios to `ar` on the same clip, with the least and the greatest. Those that take turns have "
         "both cores, of the parallel ones each worker has one. *Share of limit*: passes a second over those that the "
-        "memory bandwidth allows. *Speed model*: what the formulas of `vidspec/draft_length/speed.py` give for the "
+        "memory bandwidth allows. *Speed model*: what the formulas of `research/speed.py` give for the "
         "forward times and accepted lengths of the same run.",
         "research.peers {clips:16} --profiles {lossless} --pair {pair} --repeats 1 --peer openvino={openvino} "
         "--peer vllm={vllm} --peer vllm-draft={vllm} --peer vllm-ngram={vllm} --json {json}",

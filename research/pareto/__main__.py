@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from research.commands import run
-from vidspec.cli.bench import BenchFormat
+from research.commands import TableFormat, run
 from vidspec.cli.options import ModelOptions
 from vidspec.cli.printed import print_facts, print_json, print_note
 from vidspec.errors import UsageError
@@ -65,7 +64,7 @@ def command(
         Path | None, typer.Option("--svg", metavar="FILE", help="Draw speed-up against quality; needs matplotlib.")
     ] = None,
     png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="The same as PNG.")] = None,
-    form: Annotated[BenchFormat, typer.Option("--format", help="json: one object with methods.")] = "markdown",
+    form: Annotated[TableFormat, typer.Option("--format", help="json: one object with methods.")] = "markdown",
 ) -> int:
     """Hold speed-up against quality for lossless, loose and lossy methods, and mark those that none beats in both.
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
+from research.compare import MIN_CLIPS
 from research.judging import accepted_shares
 from research.pareto.quality import DRAWS, LEVEL, Estimate, Quality, median, quality
 from research.world.scoring import Statement
-from vidspec.bench.compare import MIN_CLIPS
 from vidspec.bench.results import restore_caption
 from vidspec.bench.rows import speed_ups
 from vidspec.bench.tables import bullets, cell, heading, inverted, spread, table

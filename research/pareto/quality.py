@@ -14,9 +14,9 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
+from research.compare import DRAWS, SEED, bootstrap_samples
 from research.pareto.likeness import edit_distance, rouge_l
 from research.world.scoring import Statement, score
-from vidspec.bench.compare import DRAWS, SEED, bootstrap_samples
 from vidspec.events.counters import tau
 from vidspec.events.record import Caption
 

@@ -18,7 +18,6 @@ __all__ = ["main"]
 
 
 def command(
-    context: typer.Context,
     *,
     clips: ClipArguments = None,
     profiles: ProfilesOption = None,
@@ -43,7 +42,7 @@ def command(
     if options.turn:
         raise UsageError("peers know no dialogues", hint="vidspec bench --turn, or research.suites")
     with_peers = partial(measure, generate=not no_generate, pythons=peer_interpreters(peer or ()))
-    run_bench(context, parse_profiles(profiles), clips or (), models, options, with_peers)
+    run_bench(parse_profiles(profiles), clips or (), models, options, with_peers)
     return 0
 
 

@@ -9,7 +9,8 @@ from types import MappingProxyType
 from research.judging import judge_bench
 from research.peers.generate import generate_peers
 from research.peers.outside import external_peers
-from vidspec.bench.measure import Bench, BenchResult, open_bench
+from research.results.rows import StudiedBench, markdown, study
+from vidspec.bench.measure import Bench, open_bench
 
 __all__ = ["measure"]
 
@@ -20,7 +21,7 @@ def measure(
     *,
     generate: bool = False,
     pythons: Mapping[str, str] = MappingProxyType({}),
-) -> BenchResult:
+) -> StudiedBench:
     """Run a bench with peers, which get the frames and the prompt of the first profile, and judge lossy texts.
 
     Args:
@@ -43,4 +44,8 @@ def measure(
             run.contenders[name] = one.caption
         records = run.measure()
         run.facts |= {f"peer {name}": one.facts for name, one in outside.items() if one.facts}
-        return run.summarise(records, judge_bench(run, say))
+        accepted = judge_bench(run, say)
+        result = run.summarise(records)
+        studied = study(result.rows, records, accepted)
+        table = f"{result.table}\n\n{markdown(studied)}"
+        return StudiedBench(result.rows, table, result.machine, records, result.left, studied=studied)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from research import speed
+from research.prediction.sheets import DataSheet
 from research.replay.predict import Times
 from research.replay.whatif import best_chain, chain_speedup
 from research.sizes import DEVICES, MODELS, Model
-from vidspec.draft_length import speed
-from vidspec.draft_length.cards import Card
 from vidspec.models.memory_estimate import PROMPT
 
 __all__ = [
@@ -111,7 +111,7 @@ class Throughput:
     pruned_memory: float
 
 
-def pass_seconds(model: Model, device: Card, assumed: Assumed, batch: int, rows: float, entries: float) -> float:
+def pass_seconds(model: Model, device: DataSheet, assumed: Assumed, batch: int, rows: float, entries: float) -> float:
     """Return max((W + B L kappa) / BW, 2 P rows / F): a pass over ``rows`` tokens of each of ``batch`` clips.
 
     Args:
@@ -128,7 +128,7 @@ def pass_seconds(model: Model, device: Card, assumed: Assumed, batch: int, rows:
 
 
 def times_at(
-    target: Model, draft: Model, device: Card, assumed: Assumed, batch: int, visual: int, kept: float
+    target: Model, draft: Model, device: DataSheet, assumed: Assumed, batch: int, visual: int, kept: float
 ) -> Times:
     """Return the times of passes over all clips: the target's by rows per clip, the draft's over one token each."""
 
@@ -138,7 +138,7 @@ def times_at(
     return Times(verify, pass_seconds(draft, device, assumed, batch, 1, assumed.context(kept * visual)))
 
 
-def read_seconds(model: Model, device: Card, assumed: Assumed, visual: int, kept: float = 1.0) -> float:
+def read_seconds(model: Model, device: DataSheet, assumed: Assumed, visual: int, kept: float = 1.0) -> float:
     """Return the seconds from pixels to KV cache of one clip: the tower over all frames, the pruned prompt."""
     operations = model.tower.flops * visual / PER_FRAME + model.language.prefill_flops(kept * visual + PROMPT)
     return operations / (device.flops * assumed.prefill_use)
@@ -158,7 +158,7 @@ def memory(models: Sequence[tuple[Model, float]], assumed: Assumed, batch: int, 
     return weights + batch * ENTRY * sum(numbers * length for numbers, length in entries)
 
 
-def throughput(device: Card, pair: str, visual: int, batch: int, assumed: Assumed) -> Throughput:
+def throughput(device: DataSheet, pair: str, visual: int, batch: int, assumed: Assumed) -> Throughput:
     """Return one line of the prediction. ``pair``: a key of :data:`PAIRS`."""
     target, draft = PAIRS[pair]
 
@@ -195,7 +195,7 @@ def throughput(device: Card, pair: str, visual: int, batch: int, assumed: Assume
     )
 
 
-def notes(devices: Sequence[Card], assumed: Assumed) -> list[str]:
+def notes(devices: Sequence[DataSheet], assumed: Assumed) -> list[str]:
     """Return the assumptions behind the figures, a sentence or two each."""
     sheets = "; ".join(
         f"{one.name} {one.bandwidth / 1e12:g} TB/s, {one.flops / 1e12:g} TFLOP/s in bfloat16, {one.memory / 1e9:g} GB"

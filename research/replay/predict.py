@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from research import speed
 from research.replay.simulated import SimulatedWorkers, simulate
 from research.replay.virtual import Costs, Run, Text, simulate_sequential
 from vidspec.decoding.schedules.parallel import ParallelSettings, Scheduler
-from vidspec.draft_length import speed
 from vidspec.draft_length.base import WindowSize
 
 __all__ = ["Prefill", "Times", "even_lengths", "geometric_lengths", "parallel_run", "sequential_run", "speedup"]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict
 
+from research import speed
 from research.replay.predict import (
     Prefill,
     Times,
@@ -25,7 +26,6 @@ from research.replay.predict import (
     speedup,
 )
 from research.replay.virtual import Pattern
-from vidspec.draft_length import speed
 from vidspec.draft_length.gamma import FixedGamma
 from vidspec.errors import UsageError
 from vidspec.registry import nearest

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from research import speed
 from research.replay.predict import Times, geometric_lengths, parallel_run, sequential_run, speedup
 from research.replay.virtual import Pattern, Run, Text
-from vidspec.draft_length import speed
 from vidspec.draft_length.base import WindowSize
 from vidspec.draft_length.gamma import AutoGamma, FixedGamma, Rounding, settled_window
+from vidspec.draft_length.speed import chain_tokens
 
 __all__ = ["HIGHEST_GAMMA", "Estimate", "best_chain", "chain_speedup", "what_if"]
 
@@ -107,5 +108,5 @@ def _estimate(method: str, gamma: int, formula: float, runs: list[Run], times: T
 
 def chain_speedup(beta: float, gamma: int, times: Times) -> float:
     """Return the sequential schedule's speed-up by formula; 1 for gamma 0."""
-    tokens = speed.chain_tokens(beta, gamma)
+    tokens = chain_tokens(beta, gamma)
     return speed.sequential(tokens, gamma, times.verify(1), times.verify(gamma + 1), times.draft)

@@ -21,7 +21,6 @@ __all__ = ["main"]
 
 
 def command(
-    context: typer.Context,
     suite: Annotated[
         str, typer.Argument(metavar="NAME", help="A paper's table, such as lvspec-1; papers: the rows of all tables.")
     ],
@@ -43,9 +42,9 @@ def command(
     names = contenders(suite)
     if plots is not None:
         drawing.check(plots)
-    outcome = run_bench(context, names, clips or (), models, options, measure)
+    outcome = run_bench(names, clips or (), models, options, measure)
     if of_papers := papers_of(suite):
-        print(f"\n{markdown(of_papers, outcome.rows, names[0])}")
+        print(f"\n{markdown(of_papers, outcome.studied, names[0])}")
     if plots is not None:
         for file in drawing.draw(outcome.rows, outcome.records, plots):
             print_note(f"drew {file}")

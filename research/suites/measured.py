@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from research.replay import tables
+from research.results.rows import StudiedRow
 from research.suites.rows import TABLES
-from vidspec.bench.rows import BenchRow, turn_label
+from vidspec.bench.rows import turn_label
 from vidspec.bench.tables import cell, spread, table
 
 __all__ = ["Claim", "claims", "markdown"]
@@ -54,7 +55,7 @@ def claims(name: str, benchmark: str = "") -> dict[tuple[str, bool], dict[str, C
     return found
 
 
-def markdown(names: Sequence[str], rows: Sequence[BenchRow], baseline: str) -> str:
+def markdown(names: Sequence[str], rows: Sequence[StudiedRow], baseline: str) -> str:
     """Return one table for each paper table.
 
     Args:
@@ -75,7 +76,7 @@ def markdown(names: Sequence[str], rows: Sequence[BenchRow], baseline: str) -> s
     return "\n\n".join(parts)
 
 
-def _table(name: str, rows: dict[str, BenchRow], baseline: str, turn: int) -> str:
+def _table(name: str, rows: dict[str, StudiedRow], baseline: str, turn: int) -> str:
     """Return one table, without printed figures for turns that the paper does not report."""
     suite = TABLES[name]
     benchmark = (suite.benchmark, suite.second)[turn] if turn < 2 else ""
@@ -117,12 +118,12 @@ def _table(name: str, rows: dict[str, BenchRow], baseline: str, turn: int) -> st
     return "\n\n".join(parts)
 
 
-def _length(row: BenchRow, field: str) -> str:
+def _length(row: StudiedRow, field: str) -> str:
     value = getattr(row, field)
     return "-" if value is None else f"{_LENGTHS[field]} {value:.2f}"
 
 
-def _share(value: float | None, row: BenchRow) -> str:
+def _share(value: float | None, row: StudiedRow) -> str:
     """Return the share of identical captions; all for a row whose text is plain decoding's."""
     same = row.retention is None and row.accepted_by_target is None and row.equal == row.clips
     return "100%" if same else cell(value, ".1%")

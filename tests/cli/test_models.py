@@ -239,5 +239,5 @@ def test_a_target_that_does_not_fit_has_a_command_that_does(vidspec, monkeypatch
 
 def test_cards(vidspec):
     ran = vidspec("models", "Qwen/Qwen2.5-VL-7B-Instruct", "--card", "h1000")
-    assert ran.code == 2 and "--card h1000: no such data sheet" in ran.err and "h100" in ran.err
+    assert ran.code == 2 and "--card h1000: not in the table of predictions" in ran.err and "h100" in ran.err
     assert vidspec("models", "--card", "h100").code == 2

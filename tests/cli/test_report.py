@@ -9,7 +9,6 @@ from vidspec import __version__
 from vidspec.cli import main
 from vidspec.display.pages.report import ReportFile
 from vidspec.embedded.samples import shipped
-from vidspec.events.record import Caption
 
 FEW = ("--frames", "4", "--max-new-tokens", "6", "--profile", "sd-attention")
 
@@ -118,23 +117,6 @@ def test_nothing_left_to_caption_says_how_to_see_the_records(vidspec, monkeypatc
     assert vidspec("caption", "good.mp4", "-o", "run.jsonl").code == 0
     ran = vidspec("caption", "good.mp4", "-o", "run.jsonl", "--report", "x.html")
     assert ran.code == 0 and "run `vidspec report` on the output" in ran.err and not Path("x.html").exists()
-
-
-def test_a_bench_gives_its_page_with_the_command(real, monkeypatch, capsys):
-    from tests.display.pages.clips_of_reports import MEASURED
-    from vidspec.bench import measure
-    from vidspec.bench.measure import BenchResult
-
-    record = Caption("a.mp4", "words", demo=True)
-    outcome = BenchResult(MEASURED, "the table", {"cores": 2}, {"ar": {"a.mp4": [record]}}, {})
-    monkeypatch.setattr(measure, "measure", lambda bench, say: outcome)
-    asked = ["a b.mp4", "--profiles", "ar,sd-uniform", "--pair", "embedded-qwen", "--report", "x.html"]
-    assert main(["bench", *asked]) == 0
-    page = Path("x.html").read_text(encoding="utf-8")
-    command = "bench run &#39;a b.mp4&#39; --profiles ar,sd-uniform --pair embedded-qwen --report x.html"
-    assert command in page and 'class="demo-bar"' in page and "fast = quick" in page
-    assert main(["bench", "--report", "x.txt"]) == 2
-    assert capsys.readouterr().err == "error: --report x.txt: must end in .html\n"
 
 
 def test_two_runs_side_by_side(real, vidspec):

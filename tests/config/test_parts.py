@@ -9,8 +9,8 @@ from vidspec.acceptance.base import rules
 from vidspec.config import part_sections, profiles
 from vidspec.drafting.base import drafters
 from vidspec.errors import ProfileError
+from vidspec.lossy import lossy
 from vidspec.pruning.base import pruners
-from vidspec.pruning.target.base import lossy
 from vidspec.registry import Registry, options_of
 
 SECTIONS = {

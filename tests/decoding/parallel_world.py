@@ -145,7 +145,7 @@ class TimedModel:
 class TimedEngine:
     """A model that takes time: ``took`` is given what each pass costs; ``passes`` counts them."""
 
-    alone, chunk, preparing = False, 900, 0.0
+    chunk, preparing = 900, 0.0
 
     def __init__(self, took):
         self.took, self.passes = took, 0

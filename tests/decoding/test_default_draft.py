@@ -1,10 +1,12 @@
 """The default of a lone target follows the prediction for the GPU that is there, and nothing else."""
 
+import copy
+
 import pytest
 
 from vidspec.decoding import auto
-from vidspec.draft_length.cards import CARDS, Card
-from vidspec.draft_length.prediction import AssumedAcceptance
+from vidspec.models import recommended
+from vidspec.models.recommended import cards
 
 TARGET = "Qwen/Qwen2.5-VL-7B-Instruct"
 KEYS = {"models.target": TARGET}
@@ -24,50 +26,60 @@ def on(monkeypatch):
 
 @pytest.mark.parametrize("card", ["4090", "a100", "h100"])
 def test_a_copy_in_four_bits_before_a_draft_of_half_the_size(on, card):
-    on(CARDS[card])
+    on(cards()[card])
     chosen = auto.default_draft(KEYS)
     assert chosen.keys == {"name": "self-int4", "draft.kind": "self", "draft.precision": "int4"}
     assert chosen.why.startswith("self-int4: predicted the fastest on ") and "not measured" in chosen.why
 
 
-def test_what_is_fastest_depends_on_the_card(on, monkeypatch):
-    """With bandwidth without end only launches and waits count: no draft that has as many gains."""
-    on(Card("endless", 1e18, 1e18, 80e9))
+@pytest.fixture
+def predict(monkeypatch):
+    """Replace the predicted gains of drafts of the target; None: the draft does not pay."""
+
+    def change(**gains):
+        table = copy.deepcopy(recommended._table())
+        row = table["targets"][TARGET]
+        for one in row["drafts"].values():
+            if one["kind"] in gains:
+                gain = gains[one["kind"]]
+                one["rates"] = [rate * (gain or 1.0) for rate in row["plain"]]
+                one["windows"] = [4 if gain else 0] * len(one["rates"])
+        monkeypatch.setattr(recommended, "_table", lambda: table)
+
+    return change
+
+
+def test_what_is_fastest_is_in_the_table(on, predict):
+    on(cards()["h100"])
+    predict(int4=None, int8=None, model=None, eagle3=None)
     chosen = auto.default_draft(KEYS)
     assert chosen.keys["name"] == "ar" and chosen.keys["draft.kind"] == "none"
-    monkeypatch.setitem(auto_acceptance(), "int4", AssumedAcceptance(0.3, "a test"))
-    on(CARDS["h100"])
+    predict(int4=1.1, int8=1.2)
     assert auto.default_draft(KEYS).keys["name"] == "self-int8"
 
 
-def auto_acceptance():
-    from vidspec.draft_length import target_drafts
-
-    return target_drafts.ACCEPTANCE
-
-
 def test_what_does_not_fit_is_not_taken(on):
-    on(CARDS["h100"], free=18.6e9)
+    on(cards()["h100"], free=18.6e9)
     assert auto.default_draft(KEYS).keys["name"] == "ar"
-    on(CARDS["h100"], free=23e9)
+    on(cards()["h100"], free=23e9)
     assert auto.default_draft(KEYS).keys["name"] == "self-int4"
 
 
 def test_a_small_draft_is_the_default_profile(on):
     """The 0.5B of LLaVA-OneVision is predicted faster than a copy in four bits."""
-    on(CARDS["h100"])
+    on(cards()["h100"])
     assert auto.default_draft({"models.target": "llava-hf/llava-onevision-qwen2-7b-ov-hf"}).keys == {}
 
 
 def test_a_model_that_is_listed_as_a_draft_may_be_the_target(on):
-    on(CARDS["h100"])
+    on(cards()["h100"])
     assert auto.default_draft({"models.target": "Qwen/Qwen2.5-VL-3B-Instruct"}).keys["name"] == "self-int4"
 
 
-def test_heads_only_if_they_are_here(on, monkeypatch):
+def test_heads_only_if_they_are_here(on, predict):
     head = "Rayzl/qwen2.5-vl-7b-eagle3-sgl"
-    monkeypatch.setitem(auto_acceptance(), "eagle3", AssumedAcceptance(0.9, "a test"))
-    on(CARDS["h100"])
+    predict(eagle3=9.0)
+    on(cards()["h100"])
     assert auto.default_draft(KEYS).keys["name"] == "self-int4"
     chosen = auto.default_draft(KEYS, {head})
     assert chosen.keys == {"name": "eagle3", "draft.kind": "eagle3", "models.draft": head}
@@ -85,12 +97,12 @@ def test_heads_only_if_they_are_here(on, monkeypatch):
     ],
 )
 def test_choices_of_the_user_and_unknown_models_stay(on, more):
-    on(CARDS["h100"])
+    on(cards()["h100"])
     assert auto.default_draft(KEYS | more) is None
 
 
 def test_a_second_gpu_has_the_draft(on):
-    on(CARDS["h100"], count=2)
+    on(cards()["h100"], count=2)
     assert auto.default_draft(KEYS) is None
 
 
@@ -98,11 +110,11 @@ def test_nothing_changes_on_a_cpu():
     assert auto.default_draft(KEYS) is None and auto.card_here("cpu") is None
 
 
-def test_the_command_line_follows_it(on, monkeypatch, tmp_path, caplog):
+def test_the_command_line_follows_it(on, predict, monkeypatch, tmp_path, caplog):
     from vidspec.config.user_config import CHOSEN, UserConfig
     from vidspec.decoding.default_profile import resolve_profile
 
-    on(CARDS["h100"])
+    on(cards()["h100"])
     defaults = UserConfig(tmp_path / "config.yaml")
     assert resolve_profile(None, KEYS, defaults).profile.name == "vanilla-sd-auto"  # no GPU
     monkeypatch.setattr("vidspec.models.machine.has_gpu", lambda: True)
@@ -115,8 +127,7 @@ def test_the_command_line_follows_it(on, monkeypatch, tmp_path, caplog):
     assert resolve_profile("ar", KEYS, defaults).profile.name == "ar"
     named = {**KEYS, "models.draft": "Qwen/Qwen2.5-VL-3B-Instruct"}
     assert resolve_profile(None, named, defaults).profile.name == "vanilla-sd-auto"
-    slow = Card("slow host", 1e18, 1e18, 80e9)
-    on(slow)
+    predict(int4=None, int8=None, model=None, eagle3=None)
     plain = resolve_profile(None, KEYS, defaults).profile
     assert plain.name == "ar" and plain.drafter is None
 
@@ -135,7 +146,7 @@ def test_errors_of_memory_name_the_command_that_fits(on, monkeypatch, free, argu
     from vidspec.decoding.captioner_models import suggested_command
     from vidspec.errors import DeviceError
 
-    on(CARDS["4090"], free=free - 1e9)
+    on(cards()["4090"], free=free - 1e9)
     monkeypatch.setattr(auto.torch.cuda, "memory_allocated", lambda device: int(1e9))
     profile = profiles.load("vanilla-sd-auto", KEYS, env={})
     with pytest.raises(DeviceError, match="it does not fit") as error, suggested_command(profile):

@@ -325,21 +325,6 @@ def test_a_chain_goes_on_where_a_pass_of_another_kind_has_left_it():
     assert client.value == expected[1:] and span.tokens == expected[:-1]
 
 
-def test_engines_that_take_one_sequence_serve_all_in_turn():
-    class Single(SharedToyEngine):
-        alone = True
-
-    engine, loop, limits = Single(), Loop(), StoppingRules(10)
-    texts, found = {}, {}
-    for seed in range(3):
-        one, texts[seed] = plain(engine, seed, limits)
-        found[seed] = added(loop, seed, one, autoregressive)
-    turns = run(loop)
-    assert {seed: one.token_ids for seed, one in found.items()} == texts
-    assert set(engine.passes) == {1}
-    assert set(turns[:3]) == set(turns[3:6]) == {0, 1, 2}  # none is passed over
-
-
 def test_what_passes_cost_is_told():
     told = []
     clock = iter(range(1000))

@@ -122,7 +122,7 @@ class ToyEngine:
 
     greedy, chain, trees, check = Engine.greedy, Engine.chain, Engine.trees, Engine.check
     _replay_chains = Engine._replay_chains
-    chunk, alone, preparing = CHUNK, Engine.alone, 0.0
+    chunk, preparing = CHUNK, 0.0
 
     def start(self) -> PrefillResult:
         """A prompt of no length that has been read."""

@@ -6,12 +6,13 @@ from itertools import pairwise
 
 import pytest
 
+from research.speed import best_window
 from tests.draft_length.lockstep import Machine, bandwidth, compute, processor
 from tests.tiers import full_but
 from vidspec.draft_length.allot import allot_windows
 from vidspec.draft_length.pace import DOUBLINGS, HEARD, REST, TRIAL, TRIAL_SHARE, WindowController
 from vidspec.draft_length.passes import TimeCurve
-from vidspec.draft_length.speed import best_window, chain_tokens
+from vidspec.draft_length.speed import chain_tokens
 
 
 def passes(rows):

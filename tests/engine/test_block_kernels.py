@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.engine import standin, test_graphs
-from tests.pruning.target.families import case
+from tests.engine.families import case
 from tests.tiers import full_but
 from vidspec.engine import block_kernels
 from vidspec.engine.block_kernels import BlockKernels, load_block_kernels, runs_triton, triton_problem

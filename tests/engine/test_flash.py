@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from tests.engine.families import case
 from tests.engine.test_attention import reference
-from tests.pruning.target.families import case
 from vidspec.engine import flash
 from vidspec.engine.attention import AttentionWindow, attend
 from vidspec.engine.forward import Engine

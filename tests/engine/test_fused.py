@@ -9,8 +9,8 @@ import torch
 import transformers
 
 from tests.checkpoints import checkpoint, qwen
+from tests.engine.families import FAMILIES, case, stock_logits
 from tests.engine.passing import forward
-from tests.pruning.target.families import FAMILIES, case, stock_logits
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.forward import Engine
 from vidspec.engine.fused import unsupported_reason

@@ -16,10 +16,11 @@ from torch.utils._pytree import tree_leaves
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.engine import standin
+from tests.engine.families import case
 from tests.engine.passing import poison, unreplayed
 from tests.engine.test_fused import SIZE, engine_of
-from tests.pruning.target.families import case
 from tests.tiers import full_but
+from vidspec.baselines.span import PrunedSpan
 from vidspec.engine.attention import split_count
 from vidspec.engine.block_kernels import triton_problem
 from vidspec.engine.choice_step import ChoiceStep
@@ -32,7 +33,6 @@ from vidspec.engine.requests import Chain
 from vidspec.engine.rows import ChainRule, Rows
 from vidspec.engine.sampling import DrawRule, Sampling, SamplingCuts
 from vidspec.errors import DeviceError
-from vidspec.pruning.target.span import PrunedSpan
 
 FUSED = ["llava_onevision", "qwen2_5_vl", "qwen3_vl"]
 CLOSE = {"rtol": 0, "atol": 4e-5}  # of logits up to 4: 1e-5 of the largest

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tests.engine import test_graphs
+from tests.engine.families import case
 from tests.engine.test_attention import reference
 from tests.engine.test_graphs import sliding as sliding
-from tests.pruning.target.families import case
 from tests.tiers import full_but
 from vidspec.engine.attention import attend
 from vidspec.engine.forward import Engine

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.engine.families import FAMILIES, case, stock_logits
 from tests.engine.passing import forward, poison
-from tests.pruning.target.families import FAMILIES, case, stock_logits
 from vidspec.engine import forward as door
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import PrefillResult, Rows

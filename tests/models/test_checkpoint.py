@@ -16,12 +16,11 @@ from vidspec.cli import main
 from vidspec.cli.app import app
 from vidspec.cli.predictions import CardPredictions
 from vidspec.config import profiles
-from vidspec.draft_length.cards import CARDS
-from vidspec.draft_length.target_drafts import known_model, predict_published
 from vidspec.models.checkpoint_config import read_config
-from vidspec.models.known_pairs import MemoryWorkload, known_pairs
+from vidspec.models.known_pairs import MemoryWorkload, known_model, known_pairs
 from vidspec.models.memory_estimate import PROCESS
 from vidspec.models.placement import Placement
+from vidspec.models.recommended import cards, predictions_of_published
 
 GIB = 1 << 30
 #: Of the memory that is needed, beside keys and values and the process.
@@ -306,7 +305,8 @@ def test_speeds_of_a_folder_are_those_of_the_published_model(vidspec, written):
     config = json.loads((FIXTURES / "Qwen2.5-VL-7B-Instruct.json").read_text())["config"]
     folder = Path(written(SimpleNamespace(to_json_file=lambda path: path.write_text(json.dumps(config)))))
     found = json.loads(vidspec("models", str(folder), "--card", "h100", "--format", "json").out)
-    listed, _ = predict_published(known_model("Qwen/Qwen2.5-VL-7B-Instruct"), CARDS["h100"], MemoryWorkload(), None)
+    published = known_model("Qwen/Qwen2.5-VL-7B-Instruct")
+    listed = predictions_of_published(published, cards()["h100"], MemoryWorkload(), None).found
     rates = {row["draft"]: row["tokens_per_s"] for row in found["predicted"]["predictions"]}
     for one in listed:
         if not one.is_head:  # published for the hub id alone
@@ -321,10 +321,10 @@ def test_printed_commands_parse(card):
     targets = {model.name: model for pair in known_pairs() for model in (pair.target, pair.draft) if model is not None}
     commands = set[str]()
     for name, target in targets.items():
-        found, rounded = predict_published(target, CARDS[card], MemoryWorkload(), CARDS[card].usable)
-        predicted = CardPredictions(CARDS[card], name, found, rounded)
-        if found and not predicted.is_too_large:
-            commands.add(predicted.command)
+        at = cards()[card]
+        predicted = predictions_of_published(target, at, MemoryWorkload(), at.usable)
+        if predicted is not None and not (shown := CardPredictions(at, name, predicted)).is_too_large:
+            commands.add(shown.command)
     assert len(commands) >= 15
     for line in commands:
         program, command, *words = shlex.split(line)
@@ -334,21 +334,17 @@ def test_printed_commands_parse(card):
         assert profiles.load(context.params["profile"], {**keys, "models.target": context.params["target"]}, env={})
 
 
-def test_speeds_of_blocks_that_run_kernel_by_kernel(vidspec, written):
-    """Small ones take the launches of their kernels: 5 us each, and a wait of 20 us."""
-    folder = str(written(qwen.config(QwenKind("qwen3_5"))))
-    found = json.loads(vidspec("models", folder, "--card", "h100", "--format", "json").out)["predicted"]
-    launches = 33 + 69 + 3 * 101
-    plain = next(row for row in found["predictions"] if row["draft"] is None)
-    assert plain["tokens_per_s"] == pytest.approx(1 / (5e-6 * launches + 20e-6), abs=0.1)
-    ran = vidspec("models", folder, "--card", "h100")
-    assert f"kernel by kernel, {launches} launches a pass" in " ".join(ran.out.split())
-
-
-def test_what_has_no_predicted_speeds_is_told_with_the_reason(vidspec, written):
-    ran = vidspec("models", str(written(qwen.config(QwenKind("qwen3_vl")))), "--card", "h100")
-    assert "no speeds on H100: its heads have 24 numbers" in " ".join(ran.out.split())
+def test_what_is_not_in_the_table_of_predictions_is_told(vidspec, written):
+    folder = str(written(qwen.config(QwenKind("qwen3_vl"))))
+    reason = "predicted no speeds on H100: it is not in the table of predictions"
+    assert reason in " ".join(vidspec("models", folder, "--card", "h100").out.split())
+    config = json.loads((FIXTURES / "Qwen2.5-VL-7B-Instruct.json").read_text())["config"]
+    published = str(written(SimpleNamespace(to_json_file=lambda path: path.write_text(json.dumps(config)))))
+    rounded = vidspec("models", published, "--card", "h100", "--weights", "int4")
+    assert "no speeds on H100: the table of predictions has 16-bit weights only" in " ".join(rounded.out.split())
+    named = vidspec("models", published, "--card", "h100", "--draft", published)
+    assert f"{published}: not in the table of predictions" in " ".join(named.out.split())
     found = json.loads(vidspec("models", "nvidia/Cosmos-Reason2-8B", "--card", "h100", "--format", "json").out)
     assert found["predicted"] is None
     out = " ".join(vidspec("models", "nvidia/Cosmos-Reason2-8B", "--card", "h100").out.split())
-    assert "predicted no speeds on H100: its size is not published" in out
+    assert reason in out

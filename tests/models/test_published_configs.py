@@ -10,8 +10,8 @@ import pytest
 import torch
 import transformers
 
-from vidspec.draft_length.stock_costs import STOCK_LAUNCHES, cost_of_stock
-from vidspec.draft_length.target_drafts import cost_of_known, cost_of_model
+from research.prediction.drafts import cost_of_known, cost_of_model
+from research.prediction.stock import STOCK_LAUNCHES, cost_of_stock
 from vidspec.engine.recurrent import max_state_bytes
 from vidspec.engine.stock import StockDecoder
 from vidspec.models.base import families

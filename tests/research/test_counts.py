@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from research.counts import counted, counted_eager, counted_head, shared, table
+from research.prediction.drafts import HEAD_LAUNCHES
+from research.prediction.stock import cost_of_stock
 from research.random_decoder import Language, engine_of, language
 from research.sizes import SIZES, Size
 from tests.checkpoints import eagle3, gemma4, qwen
-from vidspec.draft_length.stock_costs import cost_of_stock
-from vidspec.draft_length.target_drafts import HEAD_LAUNCHES
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.head_states import StateInputs
 from vidspec.engine.rows import Rows

@@ -6,13 +6,13 @@ import pytest
 
 from research.judging import acceptance_share, accepted_by_target, target_choices
 from research.peers.bench import measure
+from tests.engine.families import case, decode
 from tests.engine.passing import forward
-from tests.pruning.target.families import case, decode
+from vidspec.baselines.engine import PrunedTargetEngine
+from vidspec.baselines.methods.fastv import FastVPruner
 from vidspec.bench.measure import Bench
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
-from vidspec.pruning.target.engine import PrunedTargetEngine
-from vidspec.pruning.target.methods.fastv import FastVPruner
 
 
 def test_by_hand():
@@ -51,11 +51,11 @@ def test_a_bench_judges_lossy_texts_once(tmp_path):
     names = [f"ar{small}", f"fastv{small}", f"fastv{small}+lossy.keep=[1]"]
     bench = Bench(names, shipped()[:1], repeats=1, json=file)
     found = measure(bench, said.append)
-    plain, pruned, whole = (row.accepted_by_target for row in found.rows)
+    plain, pruned, whole = (row.accepted_by_target for row in found.studied)
     assert plain is None and 0 < pruned < 1 == whole
-    header, _, *rows = found.table.splitlines()
-    assert header.endswith("| target reads | accepted by target |") and rows[1].endswith(f"| {pruned:.1%} |")
+    header, _, *rows = found.table.split("\n\n")[1].splitlines()
+    assert header.endswith("| speed model | accepted by target |") and rows[1].endswith(f"| {pruned:.1%} |")
     stored = json.loads(file.read_text())
     assert [one["contender"] for one in stored["records"] if "accepted_by_target" in one] == names[1:]
-    assert measure(bench, said.append).rows[1].accepted_by_target == pruned
+    assert measure(bench, said.append).studied[1].accepted_by_target == pruned
     assert len([line for line in said if line.startswith("accepted by target")]) == 1

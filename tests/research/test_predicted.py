@@ -6,14 +6,14 @@ import pytest
 
 from research.counts import counted
 from research.predicted import CLIPS, PUBLISHED, VISUAL, forecasts, page
+from research.prediction.costs import ModelCost
+from research.prediction.sheets import SHEETS
 from research.sizes import SIZES
+from research.speed import best_window
 from tests.draft_length.lockstep import Machine
-from vidspec.draft_length.cards import CARDS
 from vidspec.draft_length.pace import WindowController
-from vidspec.draft_length.prediction import ModelCost
-from vidspec.draft_length.speed import best_window
 
-CARD = CARDS["h200"]
+CARD = SHEETS["h200"]
 
 
 def cost_of(name):
@@ -50,7 +50,7 @@ def test_windows_settle_there_under_load(draft, beta):
 
 
 def test_what_is_predicted():
-    found = forecasts([CARDS["4090"], CARDS["h100"]])
+    found = forecasts([SHEETS["4090"], SHEETS["h100"]])
     assert len(found) == 2 * len(CLIPS) * len(VISUAL)
     by = {(one.card.name, one.visual, one.clips): one for one in found}
     alone = by["H100", 2_000, 1]

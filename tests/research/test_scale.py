@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from research import scale as scaling
+from research import speed
 from research.random_init import random_model
 from research.scale import markdown, measure_scale, scale
 from vidspec.bench import bandwidth
 from vidspec.bench.loaded import ModelSource
-from vidspec.draft_length import speed
 from vidspec.draft_length.passes import pass_times
+from vidspec.draft_length.speed import chain_tokens
 from vidspec.errors import ModelError
 from vidspec.models import loading
 from vidspec.models.placement import resolve_placement
@@ -42,7 +43,7 @@ def test_points_add_up():
     assert set(one.target) == set(scaling.ROWS) and set(one.draft) == set(one.forecast) == {0.0, 0.5, 0.9}
     what = one.forecast[0.9]
     curve = pass_times(list(one.target.items()))  # never falls, whatever a busy machine measured
-    tokens = speed.chain_tokens(0.8, what.gamma)
+    tokens = chain_tokens(0.8, what.gamma)
     assert what.sequential == pytest.approx(
         speed.sequential(tokens, what.gamma, curve(1), curve(what.gamma + 1), one.draft[0.9])
     )

@@ -1,8 +1,8 @@
-"""Measurements of profiles on the same clips: ``vidspec bench``, ``bench compare`` and ``vidspec profile``.
+"""Measurements of profiles on the same clips: ``vidspec bench`` and ``vidspec profile``.
 
 turns       the measuring loop
 loaded      the models that all measured profiles share
-measure     a whole bench; rows: its figures and table, exports: CSV and LaTeX; results: its file; compare: two files
+measure     a whole bench; rows: its figures and table, exports: CSV; results: its file
 profiled    ``vidspec profile``; breakdown: of the time; memory; passes: times of single passes; profile_view: tables
 bandwidth   bytes of a pass, and the copy bandwidth that limits it
 machine     facts about the machine; tables: Markdown

@@ -139,14 +139,9 @@ class BenchRun:
             say=self._say,
         )
 
-    def summarise(self, records: Records, accepted: Mapping[str, float] = MappingProxyType({})) -> BenchResult:
-        """Return rows and tables, and complete the results file.
-
-        Args:
-            records: of :meth:`measure`.
-            accepted: shares of tokens that the target accepts, by contender, if they were measured.
-        """
-        by_turn = self._rows(records, accepted)
+    def summarise(self, records: Records) -> BenchResult:
+        """Return rows and tables of the records of :meth:`measure`, and complete the results file."""
+        by_turn = self._rows(records)
         rows = [row for one in by_turn for row in one]
         target, speed = self.loaded.target, bandwidth.copy_bandwidth(self.loaded.where.device)
         self.facts |= {
@@ -163,11 +158,11 @@ class BenchRun:
         self.results.finish(rows=[asdict(row) for row in rows], left_out=self.left)
         return BenchResult(rows, table, self.facts, records, self.left)
 
-    def _rows(self, records: Records, accepted: Mapping[str, float]) -> list[list[BenchRow]]:
+    def _rows(self, records: Records) -> list[list[BenchRow]]:
         """Return the rows of the bench, or of each turn of its dialogues."""
         drawn = methods_with_other_draws({name: one.profile for name, one in self.captioners.items()}, self.baseline)
         if not self.bench.turns:
-            return [bench_rows(records, self.baseline, drawn, also=self._also, accepted=accepted)]
+            return [bench_rows(records, self.baseline, drawn, also=self._also)]
 
         def rows(turn: int) -> list[BenchRow]:
             part = {turn_label(name, turn): records[turn_label(name, turn)] for name in self.captioners}

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean, mean, median
+from dataclasses import dataclass
+from statistics import fmean, median
 from types import MappingProxyType
 from typing import TypeAlias
 
-from vidspec.bench.compare import is_significant, places
 from vidspec.bench.tables import cell, heading, inverted, left_out_rows, spread, table
 from vidspec.config.profiles import Profile
-from vidspec.draft_length import speed
 from vidspec.events.compare import decode_rate, time_at_length
 from vidspec.events.counters import tau
 from vidspec.events.record import Caption
@@ -23,8 +21,8 @@ __all__ = [
     "Records",
     "bench_rows",
     "markdown",
+    "median_rate",
     "methods_with_other_draws",
-    "predicted_speedup",
     "speed_ups",
     "turn_label",
 ]
@@ -48,18 +46,11 @@ class BenchRow:
         rate_spread: its minimum and maximum over clips.
         also: other names of the same contender.
         retention: mean share of the visual tokens that a block of a pruned target reads; None if not pruned.
-        accepted_by_target: share of its tokens that the unpruned target would choose; None if not measured
-            (``research.judging`` does).
-        place: rank by decode, from 1; methods that do not differ share one (:func:`~vidspec.bench.compare.places`).
-            None with fewer than two clips.
         context: mean entries in the target's cache while decoding: visual tokens and half of the text; None for peers.
         first, decode, end_to_end: speed-ups over the baseline: (median, minimum, maximum); ``end_to_end`` for texts of
             the baseline's length (:func:`~vidspec.events.compare.time_at_length`).
         end_to_end_raw: the same for the texts as they are, which loose and lossy methods may write shorter or longer.
         tokens: mean over its texts, the end token included.
-        noise: those of ``first``, ``decode`` and ``end_to_end`` that do not differ from 1 by more than noise
-            (:func:`~vidspec.bench.compare.is_significant`); None with too few clips, and for the baseline.
-        model: the decode speed-up of the speed model from the measured times and lengths; None without a draft.
     """
 
     name: str
@@ -72,27 +63,19 @@ class BenchRow:
     first: tuple[float, float, float]
     decode: tuple[float, float, float]
     end_to_end: tuple[float, float, float]
-    model: float | None = None
     run_length: float | None = None
     acceptance_rate: float | None = None
     rate_spread: tuple[float, float] = (0.0, 0.0)
     context: float | None = None
     also: tuple[str, ...] = ()
     retention: float | None = None
-    accepted_by_target: float | None = None
-    place: int | None = None
     tokens: float | None = None
     end_to_end_raw: tuple[float, float, float] | None = None
-    noise: tuple[str, ...] | None = None
 
     @property
     def first_time(self) -> tuple[float, float, float]:
         """Time to first token over the baseline's, as tables show it: below 1 is shorter."""
         return inverted(self.first)
-
-    def mark(self, figure: str) -> str:
-        """Return the mark of a figure that is within noise, as tables append it."""
-        return " ns" if self.noise and figure in self.noise else ""
 
     @property
     def names(self) -> str:
@@ -111,7 +94,6 @@ def bench_rows(
     drawn: Collection[str] = (),
     *,
     also: Mapping[str, Sequence[str]] = MappingProxyType({}),
-    accepted: Mapping[str, float] = MappingProxyType({}),
 ) -> list[BenchRow]:
     """Return one row per contender; for each clip the median over repeats is compared with the baseline's.
 
@@ -120,36 +102,24 @@ def bench_rows(
         baseline: a contender.
         drawn: those of :func:`methods_with_other_draws`.
         also: further names of contenders.
-        accepted: shares of tokens that the target accepts, by contender, if they were measured.
     """
-    ranked = places({name: {clip: _rate(runs) for clip, runs in by_clip.items()} for name, by_clip in records.items()})
-    rows = [
-        replace(
-            _row(name, by_clip, records[baseline], name in drawn),
-            also=tuple(also.get(name, ())),
-            accepted_by_target=accepted.get(name),
-            place=ranked.get(name),
-        )
+    return [
+        _row(name, by_clip, records[baseline], name in drawn, tuple(also.get(name, ())))
         for name, by_clip in records.items()
     ]
-    return [replace(row, noise=None) if row.name == baseline else row for row in rows]
-
-
-def _noise(**ratios: Sequence[float]) -> tuple[str, ...] | None:
-    """Return the names of speed-ups by clip that are within noise; None with too few clips."""
-    verdicts = {name: is_significant(by_clip) for name, by_clip in ratios.items()}
-    if None in verdicts.values():
-        return None
-    return tuple(name for name, significant in verdicts.items() if not significant)
 
 
 def _row(
-    name: str, by_clip: Mapping[str, Sequence[Caption]], plain: Mapping[str, Sequence[Caption]], drawn: bool
+    name: str,
+    by_clip: Mapping[str, Sequence[Caption]],
+    plain: Mapping[str, Sequence[Caption]],
+    drawn: bool,
+    also: tuple[str, ...],
 ) -> BenchRow:
     same = sum(all(one.token_ids == plain[clip][0].token_ids for one in some) for clip, some in by_clip.items())
     runs = [one for some in by_clip.values() for one in some]
     first, decode, whole = zip(*(speed_ups(some, plain[clip]) for clip, some in by_clip.items()), strict=True)
-    rates = [_rate(some) for some in by_clip.values()]
+    rates = [median_rate(some) for some in by_clip.values()]
     drafting = [run.counters for run in runs if run.counters.get("drafted")]
     total = Counter[str]()
     for one in drafting:
@@ -164,6 +134,7 @@ def _row(
         name=name,
         equal=None if drawn else same,
         clips=len(by_clip),
+        also=also,
         tau=tau([length for one in drafting for length in one["accepted_lengths"]]),
         tokens_per_target_pass=_ratio(total["emitted"] - len(drafting), total["target_forwards"]),
         kept=_ratio(total["visual_tokens_kept"], total["visual_tokens"]),
@@ -171,8 +142,6 @@ def _row(
         first=_spread(first),
         decode=_spread(decode),
         end_to_end=_spread(whole),
-        noise=_noise(first=first, decode=decode, end_to_end=whole),
-        model=predicted_speedup(runs, [one for some in plain.values() for one in some]),
         run_length=_ratio(total["accepted"], segments),
         acceptance_rate=_ratio(total["accepted"], total["drafted"]),
         rate_spread=(min(rates), max(rates)),
@@ -221,43 +190,9 @@ def speed_ups(runs: Sequence[Caption], plain: Sequence[Caption]) -> tuple[float,
     whole = median(math.inf if (time := time_at_length(run, tokens)) is None else time for run in runs)
     return (
         _time(plain, "time_to_first_token") / _time(runs, "time_to_first_token"),
-        _rate(runs) / _rate(plain),
+        median_rate(runs) / median_rate(plain),
         _time(plain, "end_to_end") / whole,
     )
-
-
-def predicted_speedup(runs: Sequence[Caption], plain: Sequence[Caption]) -> float | None:
-    """Return the decode speed-up of the speed model over plain decoding; None for methods it does not describe.
-
-    T_p(1) is the median pass of ``plain``; T_p of a window, T_q and the accepted lengths are those of ``runs``.
-    Sequential: (tau + 1) T_p(1) / (passes T_q + T_p(window) + the draft's reading over the number of windows).
-    Parallel: the renewal formula with beta = M / (1 + M) of the run length M and the mean window.
-
-    Args:
-        runs, plain: records of one method and of plain decoding, with their traces.
-    """
-    singles = _spans(plain, "verify")
-    drafts, windows = _spans(runs, "draft"), _spans(runs, "verify")
-    counters = [run.counters for run in runs if run.counters.get("drafted")]
-    if not (singles and drafts and windows and counters):
-        return None
-    tp1, tp = median(singles), median(windows)
-    passes = sum(one["target_forwards"] for one in counters)
-    if any(run.schedule.get("kind") == "parallel" for run in runs):
-        corrections = sum(one["corrections"] + 1 for one in counters)
-        beta = speed.beta_of_run_length(sum(one["accepted"] for one in counters) / corrections)
-        gamma = max(1, round(mean(run.schedule["gamma"] or 1 for run in runs)))
-        return speed.parallel(beta, gamma, tp1, tp, median(drafts))
-    # In the sequential schedule a draft span is a whole window.
-    tokens = sum(one["emitted"] - 1 for one in counters) / passes
-    reading = sum(run.timings.get("draft_reading", 0.0) for run in runs if run.counters.get("drafted"))
-    return speed.sequential(tokens, 1, tp1, tp, median(drafts), overhead=reading / passes)
-
-
-def _spans(runs: Sequence[Caption], kind: str) -> list[float]:
-    return [
-        span.end - span.start for run in runs if run.trace is not None for span in run.trace.spans if span.kind == kind
-    ]
 
 
 def markdown(
@@ -268,9 +203,8 @@ def markdown(
 ) -> str:
     """Return the table: one line per row.
 
-    Speed-ups within noise are marked ``ns`` (not significant). There is a column for lengths if some texts differ from
-    the baseline's, and one each for the share of visual tokens that a pruned target reads and the share of its tokens
-    that the unpruned target accepts if a row has it.
+    There is a column for lengths if some texts differ from the baseline's, and one for the share of visual tokens that
+    a pruned target reads if a row has it.
 
     Args:
         rows: as :func:`bench_rows` returns them.
@@ -281,13 +215,12 @@ def markdown(
     header = (
         f"{heading(row.also for row in rows)} | "
         f"same tokens as {baseline} | tau | tokens / target pass | run length | acceptance | "
-        "visual tokens kept | tokens/s | share of limit | time to first token | decode | place | speed model"
+        "visual tokens kept | tokens/s | share of limit | time to first token | decode"
     ).split(" | ")
     differ = any(row.equal != row.clips for row in rows)
     header += ["mean tokens", "end to end at the baseline's length"] if differ else ["end to end"]
     pruned = any(row.retention is not None for row in rows)
-    judged = any(row.accepted_by_target is not None for row in rows)
-    header += ["target reads"] * pruned + ["accepted by target"] * judged
+    header += ["target reads"] * pruned
     lines = []
     for row in rows:
         passes = row.tokens_per_s / (row.tokens_per_target_pass or 1.0)
@@ -302,20 +235,14 @@ def markdown(
                 cell(row.kept, ".0%"),
                 spread((row.tokens_per_s, *row.rate_spread), ".0f", ""),
                 cell(None if row.context is None else passes / limit(row.context), ".0%"),
-                spread(row.first_time) + row.mark("first"),
-                spread(row.decode) + row.mark("decode"),
-                cell(row.place, "d"),
-                cell(row.model),
+                spread(row.first_time),
+                spread(row.decode),
                 *([cell(row.tokens, ".1f")] if differ else ()),
-                spread(row.end_to_end) + row.mark("end_to_end"),
+                spread(row.end_to_end),
                 *[cell(row.retention, ".1%")] * pruned,
-                *[cell(row.accepted_by_target, ".1%")] * judged,
             ]
         )
-    drawn = table(header, [*lines, *left_out_rows(left, len(header))])
-    if not any(row.noise for row in rows):
-        return drawn
-    return f"{drawn}\n\nns: within noise of {baseline} (95% interval of a paired bootstrap over clips)."
+    return table(header, [*lines, *left_out_rows(left, len(header))])
 
 
 def _ratio(part: float, whole: float) -> float | None:
@@ -326,7 +253,8 @@ def _time(runs: Sequence[Caption], name: str) -> float:
     return median(run.timings[name] for run in runs)
 
 
-def _rate(runs: Sequence[Caption]) -> float:
+def median_rate(runs: Sequence[Caption]) -> float:
+    """Return the median of the decode rates of one clip, in tokens per second; one without a rate counts as 0."""
     return median(decode_rate(run) or 0.0 for run in runs)
 
 

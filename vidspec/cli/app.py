@@ -63,7 +63,7 @@ app.command("merge")(merge.merge)
 app.command("report")(report_page.report)
 app.add_typer(config.app, name="config")
 app.command("profile")(profile.profile)
-app.add_typer(bench.app, name="bench")
+app.command("bench")(bench.bench)
 
 
 def version() -> str:

@@ -6,24 +6,12 @@ The model is built on torch's meta device, so the findings are those that loadin
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from vidspec.cli.predictions import CardPredictions
 from vidspec.config import profiles
 from vidspec.decoding import auto
 from vidspec.decoding.recurrent_limits import STATES
-from vidspec.draft_length.cards import Card
-from vidspec.draft_length.prediction import (
-    ACCEPTANCE,
-    DraftCandidate,
-    ModelCost,
-    WeightPrecision,
-    predict,
-    predict_rounded,
-)
-from vidspec.draft_length.stock_costs import cost_of_stock
-from vidspec.draft_length.target_drafts import cost_of_model, draft_candidates
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.device import free_memory
 from vidspec.engine.fused import unsupported_reason
@@ -38,12 +26,20 @@ from vidspec.models.checkpoint_config import load_error, read_config, weight_sou
 from vidspec.models.frame_rules import FrameRule
 from vidspec.models.hub import is_listed, is_local
 from vidspec.models.identity import is_related
-from vidspec.models.known_pairs import PUBLISHED_RULES, KnownModel, MemoryWorkload, known_pairs, published_heads
+from vidspec.models.known_pairs import (
+    PUBLISHED_RULES,
+    KnownModel,
+    MemoryWorkload,
+    known_model,
+    known_pairs,
+    published_heads,
+)
 from vidspec.models.memory_estimate import BYTES, PROCESS, PROMPT
 from vidspec.models.model_sizes import estimate_weights, sizes_of
 from vidspec.models.placement import resolve_placement
 from vidspec.models.processor_files import read_processor
 from vidspec.models.quantization_config import method_description, quantization_config
+from vidspec.models.recommended import Card, predictions
 from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = ["CheckpointReport", "DraftFit", "inspect"]
@@ -101,7 +97,6 @@ class CheckpointReport:
         while_loading: peak bytes before all weights are rounded; 0 if none are.
         text: True for a language model without vision, which can only be a draft.
         hears: True if it has audio input.
-        cost: of its passes on a GPU; None if it is not known.
         predicted: speeds on a card; None without one.
         unpredicted: the reason if there is a card and no prediction for it.
     """
@@ -136,7 +131,6 @@ class CheckpointReport:
     drafts: tuple[DraftFit, ...]
     command: str
     load: MemoryWorkload
-    cost: ModelCost | None = None
     predicted: CardPredictions | None = None
     unpredicted: str = ""
 
@@ -155,7 +149,7 @@ class CheckpointReport:
     def to_dict(self) -> dict[str, object]:
         """Return the object for ``--format json``."""
         facts = asdict(replace(self, predicted=None)) | {"supported": True, "fits": self.fits}
-        del facts["load"], facts["cost"]
+        del facts["load"]
         return facts | {"predicted": self.predicted and self.predicted.to_dict()}
 
     def rows(self) -> list[tuple[str, str]]:
@@ -223,7 +217,7 @@ def inspect(
         ModelError: not found, unreadable, or of a family that is not supported.
         DeviceError: its weights cannot be rounded.
     """
-    load, blind, named = load or MemoryWorkload(), False, None
+    load, blind = load or MemoryWorkload(), False
     report = _inspect_checkpoint(name, load, rounded)
     if draft is None:
         drafts = [] if report.text else _listed_drafts(name, report.family, report.parameters)
@@ -235,49 +229,52 @@ def inspect(
         fits = tuple(_fit_of_listed(report, one, unlike=one in unlike) for one in drafts)
     else:
         draft_report = _inspect_checkpoint(draft, load)
-        drafts, named = [], draft_report
         fits = (_fit_of_named(report, draft_report),)
         blind = draft_report.text
     command = _command(name, fits, text=report.text, states=bool(report.refused), blind=blind)
     if rounded is not None:
         command += f" --set models.weights={rounded}"
-    usable = [one for one, fit in zip(drafts, fits, strict=False) if not _has_other_vocabulary(report, one.vocabulary)]
-    if named is not None and _has_other_vocabulary(report, named.vocabulary):
-        named = None
-    predicted = _predict(report, usable, named, card)
-    if predicted is not None and draft is None and rounded is None:
+    predicted, unpredicted, at = None, "", card or auto.card_here()
+    if at is not None and not report.text:
+        predicted = _predict(report, draft, at, report.free if card is None else at.usable)
+        why = "the table of predictions has 16-bit weights only" if rounded else "it is not in the table of predictions"
+        unpredicted = f"no speeds on {at.name}: {why}"
+    if predicted is not None and draft is None:
         command = predicted.command
-    unpredicted = ""
-    if predicted is None and not report.text and (at := card or auto.card_here()) is not None:
-        unpredicted = f"no speeds on {at.name}: {report.why if report.eager is None else report.eager}"
     return replace(report, drafts=fits, command=command, predicted=predicted, unpredicted=unpredicted)
 
 
-def _predict(
-    report: CheckpointReport, drafts: list[KnownModel], named: CheckpointReport | None, card: Card | None
-) -> CardPredictions | None:
-    """Return the predicted speeds of a checkpoint and its drafts on a card, in 16 bits; None without a card."""
-    here = auto.card_here()
-    if (at := card or here) is None or report.cost is None or report.text:
+def _predict(report: CheckpointReport, draft: str | None, card: Card, free: float | None) -> CardPredictions | None:
+    """Return the predicted speeds of a checkpoint in 16 bits on a card; None if it is not in the table.
+
+    One of a published model's family and size has its speeds, but heads are published for the hub id alone.
+    """
+    listed = known_model(report.name) or _published_twin(report)
+    if listed is None or report.rounded or report.codes:
         return None
-    free = report.free if card is None else at.usable
-    entries = (report.visual_tokens or 0) + PROMPT + report.load.new_tokens / 2
-    candidates = draft_candidates(report.name, report.cost, drafts, report.load, entries)
-    if named is not None and named.cost is not None:
-        candidates = [DraftCandidate(named.name, "model", named.cost, ACCEPTANCE["model"], _held(named))]
-    held = _held(report)
-    found = predict(at, report.cost, candidates, entries=entries, held=held, free=free)
-    rounded = predict_rounded(at, report.cost, entries=entries, held=held, free=free)
-    launches = 0 if report.cost.eager is None else report.cost.launches
-    return CardPredictions(at, report.name, found, rounded, launches)
+    heads = () if listed.name == report.name else [head.name for head in published_heads()]
+    predicted = predictions(listed.name, card, report.load, 2 * report.parameters, _held(report), free, heads)
+    if predicted is None:
+        return None
+    if draft is None:
+        return CardPredictions(card, report.name, predicted)
+    found = [one for one in predicted.found if one.draft is None or one.name == draft]
+    missing = draft if len(found) == 1 else None
+    return CardPredictions(card, report.name, replace(predicted, found=found), missing)
+
+
+def _published_twin(report: CheckpointReport) -> KnownModel | None:
+    """Return the published model of a checkpoint's family and size; None if there is none."""
+    listed = (model for pair in known_pairs() for model in (pair.target, pair.draft) if model is not None)
+    size = report.family, report.parameters
+    return next((model for model in listed if (model.family, model.parameters) == size), None)
 
 
 def _held(report: CheckpointReport) -> int:
     """Return the bytes of a model and a clip on a GPU: in 16 bits, nothing packed, no process."""
     share = 2 / BYTES[report.dtype]
     clip = report.kv_bytes * ((report.visual_tokens or 0) + PROMPT + report.load.new_tokens)
-    weights = report.weights if report.codes else 2 * report.parameters
-    return round(weights + share * (clip + report.state_bytes + report.working))
+    return round(2 * report.parameters + share * (clip + report.state_bytes + report.working))
 
 
 def _inspect_checkpoint(name: str, load: MemoryWorkload, rounded: Precision | None = None) -> CheckpointReport:
@@ -301,13 +298,6 @@ def _inspect_checkpoint(name: str, load: MemoryWorkload, rounded: Precision | No
     clip = load.memory(sizes_of(kind, model, decoder, where.device), rule)
     eager = decoder.eager if reason else eager_reason_by_shape(decoder.windows, round(decoder.scaling**-2))
     settings, process = quantization_config(config), PROCESS if where.device.type == "cpu" else 0
-    kept: WeightPrecision = "int4" if held.codes < 0.75 * parameters else "int8"
-    costed: Callable[..., ModelCost | None] | None = None
-    if reason is None and eager is None:
-        costed = cost_of_model
-    elif reason is not None and (settings is None or held.codes):
-        costed = cost_of_stock
-    precision: WeightPrecision = rounded or (kept if held.codes else "bfloat16")
     return CheckpointReport(
         name=name,
         family=family,
@@ -339,7 +329,6 @@ def _inspect_checkpoint(name: str, load: MemoryWorkload, rounded: Precision | No
         drafts=(),
         command="",
         load=load,
-        cost=costed and costed(language, model.lm_head, decoder, precision),
     )
 
 

@@ -15,8 +15,8 @@ from vidspec.cli.keys import FLAGS, choices
 from vidspec.config.profiles import KEYS
 from vidspec.config.schema import Profile
 from vidspec.drafting.base import drafters
+from vidspec.lossy import lossy
 from vidspec.pruning.base import pruners
-from vidspec.pruning.target.base import lossy
 from vidspec.registry import Registry, options_of
 from vidspec.schedule import schedules
 

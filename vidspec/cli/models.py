@@ -17,8 +17,8 @@ from vidspec.events.tally import counted
 
 if TYPE_CHECKING:
     from vidspec.cli.predictions import CardPredictions
-    from vidspec.draft_length.cards import Card
     from vidspec.models.known_pairs import KnownModel, MemoryWorkload, ModelPair, PairMemory
+    from vidspec.models.recommended import Card
 
 __all__ = ["models"]
 
@@ -129,7 +129,7 @@ def _print_checkpoint(
     form: TextOrJson,
 ) -> int:
     """Inspect a checkpoint and print the findings; returns the exit code."""
-    from vidspec.draft_length.cards import named_card
+    from vidspec.models.recommended import named_card
 
     on = None if card is None else named_card(card)
     from vidspec.cli.checkpoint import inspect
@@ -155,20 +155,18 @@ def _print_checkpoint(
 
 
 def _predict_published(name: str, load: MemoryWorkload, card: Card | None) -> CardPredictions | None:
-    """Return predicted speeds of a published target on a card; None without a card, or if its size is not known."""
+    """Return predicted speeds of a published target on a card; None without a card, or if it is not in the table."""
     from vidspec.cli.predictions import CardPredictions
     from vidspec.decoding import auto
-    from vidspec.draft_length.target_drafts import cost_of_known, known_model, predict_published
+    from vidspec.models.known_pairs import known_model
     from vidspec.models.machine import device_memory
+    from vidspec.models.recommended import predictions_of_published
 
     target, at = known_model(name), card or auto.card_here()
     if target is None or at is None:
         return None
-    free = device_memory() if card is None else at.usable
-    found, rounded = predict_published(target, at, load, free)
-    cost = cost_of_known(target)
-    launches = 0 if cost is None or cost.eager is None else cost.launches
-    return CardPredictions(at, name, found, rounded, launches) if found else None
+    predicted = predictions_of_published(target, at, load, device_memory() if card is None else at.usable)
+    return None if predicted is None else CardPredictions(at, name, predicted)
 
 
 def _print_published(
@@ -200,7 +198,7 @@ def _published_facts(
     if predicted is not None:
         yield from predicted.rows()
     elif card is not None:
-        yield "predicted", f"no speeds on {card.name}: its size is not published"
+        yield "predicted", f"no speeds on {card.name}: it is not in the table of predictions"
 
 
 @dataclass(frozen=True)

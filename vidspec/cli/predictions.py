@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vidspec.draft_length.cards import Card
-from vidspec.draft_length.prediction import SpeedPrediction, best_arguments
+from vidspec.models.recommended import Card, SpeedPrediction, TargetPredictions, workload
 
 __all__ = ["CardPredictions"]
 
@@ -19,26 +17,24 @@ class CardPredictions:
     Attributes:
         card: where.
         target: its name.
-        found: plain decoding, then all drafts.
-        rounded: plain decoding of the target rounded to four bits, which gives other texts; None if it is rounded.
-        eager_launches: kernels of a pass over one row that runs kernel by kernel; 0 if passes are replayed.
+        predicted: for that target there.
+        missing: a draft that the user named, if it is not in the table.
     """
 
     card: Card
     target: str
-    found: Sequence[SpeedPrediction]
-    rounded: SpeedPrediction | None = None
-    eager_launches: int = 0
+    predicted: TargetPredictions
+    missing: str | None = None
 
     @property
     def fits(self) -> bool:
         """True if the target fits, as it is or rounded; also if that is not known."""
-        return any(one.fits is not False for one in [*self.found, self.rounded] if one is not None)
+        return any(one.fits is not False for one in [*self.predicted.found, self.predicted.rounded])
 
     @property
     def is_too_large(self) -> bool:
         """True if the target does not fit the card in four bits either."""
-        size = None if self.rounded is None else self.rounded.bytes
+        size = self.predicted.rounded.bytes
         return not self.fits and size is not None and size > self.card.usable
 
     @property
@@ -46,15 +42,15 @@ class CardPredictions:
         """The command that is predicted the fastest of those that fit; the list of models if none does."""
         if self.is_too_large:
             return "vidspec models"
-        arguments = best_arguments(self.found, self.rounded)
-        return f"vidspec caption clip.mp4 --target {shlex.quote(self.target)} {arguments}"
+        return f"vidspec caption clip.mp4 --target {shlex.quote(self.target)} {self.predicted.arguments}"
 
     def rows(self) -> list[tuple[str, str]]:
         """Return labels and values for the table, the fastest draft first."""
-        plain, *drafts = self.found
-        rows = [f"{self.card.name}, one clip, nothing measured: plain decoding {_rate(plain)}{_memory(plain)}"]
-        if self.eager_launches:
-            rows[0] += f"; kernel by kernel, {self.eager_launches:,} launches a pass"
+        plain, *drafts = self.predicted.found
+        clip = f"one clip of {workload().frames} frames"
+        rows = [f"{self.card.name}, {clip}, nothing measured: plain decoding {_rate(plain)}{_memory(plain)}"]
+        if launches := self.predicted.eager_launches:
+            rows[0] += f"; kernel by kernel, {launches:,} launches a pass"
         for one in sorted(drafts, key=lambda one: -one.gain):
             assert one.draft is not None
             beta, source = one.draft.assumed
@@ -63,10 +59,10 @@ class CardPredictions:
                 continue
             paid = f"{_rate(one)}, {one.gain:.2f}x, {one.gamma} drafted at a time{_memory(one)}"
             rows.append(f"{one.name}: {paid}; acceptance {beta:g} assumed: {source}")
-        if self.rounded is not None:
-            rows.append(
-                f"models.weights int4, other texts: plain decoding {_rate(self.rounded)}{_memory(self.rounded)}"
-            )
+        if self.missing is not None:
+            rows.append(f"{self.missing}: not in the table of predictions")
+        rounded = self.predicted.rounded
+        rows.append(f"models.weights int4, other texts: plain decoding {_rate(rounded)}{_memory(rounded)}")
         if self.is_too_large:
             rows.append("it does not fit this card in any form; vidspec models lists smaller ones")
         return [("predicted", row) for row in rows]
@@ -83,7 +79,7 @@ class CardPredictions:
                 "fits": one.fits,
                 "acceptance": None if one.draft is None else one.draft.assumed._asdict(),
             }
-            for one in self.found
+            for one in self.predicted.found
         ]
         return {"card": self.card._asdict(), "measured": False, "predictions": rows, "command": self.command}
 

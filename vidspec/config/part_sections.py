@@ -21,8 +21,8 @@ from vidspec.bounds import SEED
 from vidspec.config import values
 from vidspec.config.sections import Section
 from vidspec.drafting.base import drafters
+from vidspec.lossy import lossy
 from vidspec.pruning.base import pruners
-from vidspec.pruning.target.base import lossy
 from vidspec.registry import OptionConflict, PartOptions, Registry, key, nearest, options_of
 from vidspec.schedule import schedules
 

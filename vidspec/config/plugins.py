@@ -12,9 +12,9 @@ from typing import Any
 from vidspec.acceptance.base import rules
 from vidspec.drafting.base import drafters
 from vidspec.errors import ProfileError
+from vidspec.lossy import lossy
 from vidspec.models.base import families
 from vidspec.pruning.base import pruners
-from vidspec.pruning.target.base import lossy
 from vidspec.registry import Registry
 from vidspec.schedule import schedules
 

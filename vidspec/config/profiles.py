@@ -22,8 +22,8 @@ from vidspec.config.yaml_files import describe_error
 from vidspec.drafting.base import drafters
 from vidspec.errors import ProfileError
 from vidspec.escaping import one_line
+from vidspec.lossy import lossy
 from vidspec.pruning.base import pruners
-from vidspec.pruning.target.base import lossy
 from vidspec.registry import nearest
 
 __all__ = [

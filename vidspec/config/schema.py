@@ -14,9 +14,9 @@ from vidspec.config.part_sections import AcceptSection, DraftSection, LossySecti
 from vidspec.config.plugins import load_plugin
 from vidspec.config.sections import GenerateSection, ModelsSection, Section, VideoSection, WorkersSection
 from vidspec.drafting.base import DrafterKind, drafter_of
+from vidspec.lossy import lossy
 from vidspec.models.known_pairs import listed_draft
 from vidspec.pruning.base import pruners
-from vidspec.pruning.target.base import lossy
 from vidspec.registry import OptionConflict, build_part
 from vidspec.schedule import schedules
 

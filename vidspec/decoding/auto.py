@@ -17,17 +17,15 @@ import torch
 
 from vidspec.config.profiles import Profile
 from vidspec.draft_length.base import WindowSize
-from vidspec.draft_length.cards import Card, card_of_device
 from vidspec.draft_length.gamma import AutoGamma, FixedGamma
-from vidspec.draft_length.prediction import best_arguments
-from vidspec.draft_length.target_drafts import cost_of_known, known_model, predict_published
 from vidspec.draft_length.trees import MOST
 from vidspec.drafting.base import DrafterKind
 from vidspec.drafting.static_tree import parse_tree
 from vidspec.engine.device import free_memory
 from vidspec.engine.layouts import WeightFormat
-from vidspec.models.known_pairs import MemoryWorkload, known_pairs, listed_draft, published_heads
+from vidspec.models.known_pairs import MemoryWorkload, known_model, known_pairs, listed_draft, published_heads
 from vidspec.models.placement import Placement, resolve_placement
+from vidspec.models.recommended import Card, card_of_device, predictions_of_published
 from vidspec.pruning.base import Pruner
 
 if TYPE_CHECKING:
@@ -154,8 +152,8 @@ def fitting_command(profile: Profile) -> str | None:
         return None
     device = torch.device("cuda:0" if profile.models.device == "auto" else profile.models.device)
     room = (free_memory(device) or 0) + torch.cuda.memory_allocated(device)
-    found, rounded = predict_published(target, card, MemoryWorkload(), room)
-    return f"vidspec caption clip.mp4 --target {target.name} {best_arguments(found, rounded)}" if found else None
+    predicted = predictions_of_published(target, card, MemoryWorkload(), room)
+    return None if predicted is None else f"vidspec caption clip.mp4 --target {target.name} {predicted.arguments}"
 
 
 def parallel_windows(profile: Profile, start: int) -> WindowSize:
@@ -216,7 +214,7 @@ _DEFAULTS: dict[str, dict[str, object]] = {
 
 
 def card_here(device: str = "auto") -> Card | None:
-    """Return the data sheet of the NVIDIA GPU that a device means; None if it is another device, or not known."""
+    """Return the NVIDIA GPU that a device means; None if it is another device, or not in the table of predictions."""
     if not device.startswith(("auto", "cuda")) or not torch.cuda.is_available() or torch.version.hip is not None:
         return None
     return card_of_device(torch.cuda.get_device_name(torch.device("cuda:0" if device == "auto" else device)))
@@ -225,8 +223,9 @@ def card_here(device: str = "auto") -> Card | None:
 def default_draft(keys: Mapping[str, object], cached: Container[str] = ()) -> DefaultDraft | None:
     """Return what is predicted the fastest for a target that is named alone; None if the default profile stays.
 
-    It stays on devices other than known NVIDIA cards, for targets whose sizes are not published or whose blocks run
-    kernel by kernel, for more than one GPU (the draft has the second), and if the user has chosen any part of a method.
+    It stays on devices other than known NVIDIA cards, for targets that are not in the table of predictions or whose
+    blocks run kernel by kernel, for more than one GPU (the draft has the second), and if the user has chosen any part
+    of a method.
 
     Args:
         keys: keys that the user has set, by any means.
@@ -236,18 +235,17 @@ def default_draft(keys: Mapping[str, object], cached: Container[str] = ()) -> De
     chosen = any(key in _CHOSEN_KEYS or key.partition(".")[0] in _CHOSEN for key in keys)
     if chosen or not isinstance(target, str) or (card := card_here(device)) is None or torch.cuda.device_count() > 1:
         return None
-    known = known_model(target)
-    cost = None if known is None else cost_of_known(known)
-    if known is None or cost is None or cost.eager is not None:
+    if (known := known_model(target)) is None:
         return None
     listed = listed_draft(target)  # of several smaller models only the first is fetched by default
     others = [pair.draft.name for pair in known_pairs() if pair.draft is not None and pair.draft.name != listed]
     heads = [head.name for head in published_heads() if head.name not in cached]
     free = free_memory(torch.device("cuda:0" if device == "auto" else device))
-    found, _ = predict_published(known, card, MemoryWorkload(), free, without=[*others, *heads])
-    if not found:
+    predicted = predictions_of_published(known, card, MemoryWorkload(), free, without=[*others, *heads])
+    if predicted is None or predicted.eager_launches:
         return None
-    best = max((one for one in found if one.fits is not False), key=lambda one: one.gain, default=found[0])
+    fitting = (one for one in predicted.found if one.fits is not False)
+    best = max(fitting, key=lambda one: one.gain, default=predicted.found[0])
     why = f"predicted the fastest on {card.name}, {best.gain:.2f}x plain decoding (not measured)"
     if best.draft is None or not best.gamma:
         return DefaultDraft(_DEFAULTS["none"], "no draft is predicted to gain or to fit")

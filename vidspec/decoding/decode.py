@@ -49,6 +49,8 @@ def decode(
             sequence.attempt(setup)
             if parallel:
                 yield from run_parallel(sequence)
+            elif setup.lossy is not None:
+                yield from setup.lossy.decode(sequence)
             elif not (yield from prefill(sequence)):
                 yield from setup.schedule(sequence)
             break

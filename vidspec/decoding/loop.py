@@ -149,7 +149,7 @@ class Loop:
         for client in self._clients.values():
             request = client.request
             if isinstance(request, Forward):
-                waiting.setdefault((request.engine.model, request.engine.alone), []).append((client, request))
+                waiting.setdefault(request.engine.model, []).append((client, request))
             elif isinstance(request, Encode):
                 encodes.append((client, request))
             elif not isinstance(request, Receive):
@@ -205,10 +205,6 @@ class Loop:
 
     def _answer_requests(self, requests: list[tuple[LoopClient, Forward]]) -> list[tuple[LoopClient, object]]:
         """Run one pass over the rows these clips request of one model, or their chains if all requests are chains."""
-        if requests[0][1].engine.alone:  # one sequence at a time: the longest waiting
-            key = requests[0][0].key
-            self._clients[key] = self._clients.pop(key)
-            return self._run_pass(requests[:1])
         chains = [(client, request) for client, request in requests if isinstance(request, Chain)]
         trees = [(client, request) for client, request in requests if isinstance(request, StaticTree)]
         drafted = None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import torch
 
@@ -19,7 +19,7 @@ from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.target import Target
 from vidspec.drafting.context import DraftContext
 from vidspec.engine.device import use_one_core
-from vidspec.engine.requests import Encode, PrefillPrompt, Steps
+from vidspec.engine.requests import PrefillPrompt, Steps
 from vidspec.engine.rows import PrefillResult
 from vidspec.engine.sampling import Sampling
 from vidspec.engine.taps import Taps
@@ -30,16 +30,16 @@ from vidspec.models.prefix_cache import PrefixCache, PrefixHit
 from vidspec.models.prompt import share_pixels
 from vidspec.pruning.base import attention_ranks, make_signals
 from vidspec.pruning.placement import token_places
-from vidspec.pruning.target.engine import kept_per_layer
 
 if TYPE_CHECKING:
     from vidspec.config.profiles import Profile
     from vidspec.decoding.setup import DecodingSetup
 
-__all__ = ["Publish", "TargetPrompt", "prefill", "prefill_target"]
+__all__ = ["Publish", "TargetPrompt", "open_target", "prefill", "prefill_target"]
 
 #: Receives the indices of the visual tokens that the draft may see, as soon as they are known.
 Publish: TypeAlias = Callable[[tuple[int, ...]], None]
+T = TypeVar("T", bound=Target)
 
 GREEDY = Sampling(0.0, 1.0)
 
@@ -57,7 +57,6 @@ class TargetPrompt:
         kept: indices of the visual tokens that the draft may see.
         description: caption of a frame for an ensemble's context of that kind.
         signals: ranks of the observed attention.
-        kept_per_layer: visual tokens that each block of a pruned target reads.
     """
 
     prefix: EmbeddedPrompt
@@ -68,7 +67,6 @@ class TargetPrompt:
     kept: torch.Tensor | None = None
     description: str | None = None
     signals: tuple[tuple[str, bytes], ...] = ()
-    kept_per_layer: tuple[int, ...] = ()
 
     @classmethod
     def embed(cls, sequence: Sequence, cache: PrefixCache | None = None) -> Steps[TargetPrompt]:
@@ -119,7 +117,6 @@ class TargetPrompt:
             contexts=profile.drafter.contexts if profile.drafter else (),
             caption=self.description,
             lossless=profile.lossless,
-            kept_per_layer=self.kept_per_layer,
             audio_tokens=len(prefix.audio),
             signals=self.signals,
         )
@@ -149,11 +146,16 @@ def prefill_target(sequence: Sequence, prompt: TargetPrompt, publish: Publish | 
     read = prompt.read = yield from _read_prompt(sequence, prompt)
     if prompt.kept is None:
         choose()
-    prompt.signals, prompt.kept_per_layer = attention_ranks(prompt.taps), kept_per_layer(read.span)
-    sequence.rng = torch.Generator().manual_seed(sequence.seed)
-    sequence.limits = setup.limits
+    prompt.signals = attention_ranks(prompt.taps)
     sequence.acceptance = for_clip(setup.acceptance, read.visual_states) if setup.acceptance else None
-    sequence.target = Target(
+    sequence.target = open_target(sequence, prompt, read, Target)
+
+
+def open_target(sequence: Sequence, prompt: TargetPrompt, read: PrefillResult, kind: type[T]) -> T:
+    """Return the target's side of a clip whose prompt has been read; sets its random numbers and stopping rules."""
+    setup = sequence.setup
+    sequence.rng, sequence.limits = torch.Generator().manual_seed(sequence.seed), setup.limits
+    return kind(
         setup.target,
         read,
         setup.sampling,
@@ -236,9 +238,6 @@ def _read_prompt(sequence: Sequence, prompt: TargetPrompt) -> Steps[PrefillResul
 def _run_passes(setup: DecodingSetup, prompt: TargetPrompt) -> Steps[PrefillResult]:
     """Run the passes over the prompt, with the visual states that the acceptance rule needs."""
     states, cache, hit = isinstance(setup.acceptance, GroundedRule), prompt.cache, prompt.hit
-    if setup.target.alone:
-        call = partial(setup.target.prefill, prompt.prefix, setup.room, prompt.taps, states=states)
-        return (yield Encode(call))  # type: ignore[no-any-return]
     read = yield PrefillPrompt(
         setup.target, prompt.prefix, setup.room, prompt.taps, states=states and hit is None, cached=hit
     )
@@ -254,9 +253,9 @@ def _find_prefix(setup: DecodingSetup, cache: PrefixCache | None, prefix: Embedd
     """Return the cached part of the target's prompt from earlier turns of a dialogue; None to read all of it again.
 
     The cached prefix is not reused if a drafter, or a pruner that has not chosen yet, needs signals of the target's
-    prefill, or if the target itself is pruned.
+    prefill.
     """
-    if cache is None or setup.target.alone:
+    if cache is None:
         return None
     pruner, chosen = setup.pruner, cache.kept[0] if cache.kept is not None else None
     if setup.needs - (pruner.needs if pruner is not None else frozenset()) or chosen is not pruner:

@@ -19,7 +19,6 @@ from vidspec.events.record import (
     EnsembleRecord,
     LooseRecord,
     LooseTokenRecord,
-    LossyRecord,
     ModelsRecord,
     QuestionRecord,
     Resting,
@@ -100,7 +99,7 @@ def report(sequence: Sequence, models: ModelsRecord) -> Caption:
         kept_per_frame=list(read.kept_per_frame),
         ensemble=_ensemble(setup, read, rounds),
         loose=None if setup.acceptance is None or setup.acceptance.lossless else _loose(setup, rounds),
-        lossy=_lossy(setup, read),
+        lossy=sequence.lossy,
         question=_question(sequence),
         reasoning=reasoning,
         trace=sequence.trace,
@@ -186,18 +185,6 @@ def _loose(setup: DecodingSetup, rounds: Iterable[Round]) -> LooseRecord:
             )
         emitted += len(step.token_ids)
     return {"share": len(tokens) / emitted, "tokens": tokens}
-
-
-def _lossy(setup: DecodingSetup, read: Prefilled) -> LossyRecord | None:
-    if not setup.profile.prunes_the_target:
-        return None
-    kept = list(read.kept_per_layer)
-    all_tokens = len(kept) * read.visual_tokens
-    return {
-        "method": setup.profile.lossy.method,
-        "kept": kept,
-        "retention": round(sum(kept) / all_tokens, 6) if all_tokens else None,
-    }
 
 
 def _ensemble(setup: DecodingSetup, read: Prefilled, rounds: Iterable[Round]) -> EnsembleRecord | None:

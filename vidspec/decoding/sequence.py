@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vidspec.decoding.target import Target
     from vidspec.draft_length.window import DraftWindow
     from vidspec.drafting.base import Drafter
+    from vidspec.events.record import LossyRecord
     from vidspec.events.trace import Trace
     from vidspec.models.detokenizer import Detokenizer
     from vidspec.models.request import CaptionRequest
@@ -54,6 +55,7 @@ class Sequence(LoopClient):
         deadline: time of abandonment, on ``time.monotonic``; None for never.
         shared: True if it ever shared the models with other clips.
         plain_step_s: seconds of a plain decoding step after its text; None if not timed.
+        lossy: what a pruned target reads; None if it is not pruned.
     """
 
     setup: DecodingSetup
@@ -81,6 +83,7 @@ class Sequence(LoopClient):
         self.deadline: float | None = None
         self.shared = False
         self.plain_step_s: float | None = None
+        self.lossy: LossyRecord | None = None
 
     def attempt(self, setup: DecodingSetup) -> None:
         """Begin the text, or begin it again with nothing emitted."""

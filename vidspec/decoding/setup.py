@@ -24,6 +24,7 @@ from vidspec.engine.sampling import Sampling
 from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError
 from vidspec.events.trace import Trace
+from vidspec.lossy import LossyMethod, lossy
 from vidspec.models.base import EmbeddedPrompt
 from vidspec.models.detokenizer import StopStrings
 from vidspec.models.head import Head
@@ -33,7 +34,6 @@ from vidspec.models.prompt import encode_prompt
 from vidspec.models.request import CaptionRequest
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.pruning.base import Pruner, make_taps, pruners
-from vidspec.pruning.target.engine import build_target_engine
 from vidspec.registry import build_part
 from vidspec.schedule import schedules
 
@@ -61,6 +61,7 @@ class DecodingSetup:
         pace: chooses the windows of the sequential schedule for all clips, if ``draft.gamma`` is auto, and keeps the
             cost of passes for drafters.
         slot: the draft's process, for the parallel schedule only.
+        lossy: decodes instead of the schedule, with a pruned target; None if the profile has none.
     """
 
     profile: Profile
@@ -77,6 +78,7 @@ class DecodingSetup:
     pace: WindowController | None = None
     head: Engine[Head] | None = None
     slot: DraftProcessSlot | None = None
+    lossy: LossyMethod | None = None
 
     @classmethod
     def of(
@@ -102,7 +104,7 @@ class DecodingSetup:
         observing = (drafter, pruner, head if profile.drafts_with_a_head else None)
         return cls(
             profile,
-            build_target_engine(profile.lossy, target),
+            Engine(target),
             Engine(draft) if draft is not None else None,
             describe,
             sampling,
@@ -115,6 +117,7 @@ class DecodingSetup:
             WindowController() if measures_passes(profile, drafter) else None,
             Engine(head) if head is not None else None,
             slot if profile.concurrent else None,
+            _build_lossy(profile, target),
         )
 
     def with_generate(self, options: Mapping[str, object]) -> DecodingSetup:
@@ -219,3 +222,11 @@ def _build_pruner(profile: Profile, target: VideoLanguageModel) -> Pruner | None
     if prune.method == "none":
         return None
     return build_part(pruners.get(prune.method), prune, depth=target.layers, family=target.family)
+
+
+def _build_lossy(profile: Profile, target: VideoLanguageModel) -> LossyMethod | None:
+    if profile.lossy.method == "none":
+        return None
+    method = build_part(lossy.get(profile.lossy.method), profile.lossy)
+    method.prepare(target)
+    return method

@@ -144,7 +144,7 @@ class DraftContext:
 
         A head's prompt consists of the target's states, and is read whole.
         """
-        cache = None if engine.alone or not isinstance(prefix, EmbeddedPrompt) else self.request.cache
+        cache = self.request.cache if isinstance(prefix, EmbeddedPrompt) else None
         hit = cache.find(engine.model, cast(EmbeddedPrompt, prefix)) if cache is not None else None
         with self.trace.span("draft_prefill", "draft"):
             found = yield PrefillPrompt(engine, prefix, self.room, lane="draft", cached=hit)

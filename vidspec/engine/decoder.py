@@ -39,7 +39,6 @@ class Decoder(Protocol):
         axes: axes of rotary positions: 1, or one for each section of M-RoPE.
         windows: sliding window of each block, in places; None if all blocks see everything.
         mutual: True if adjacent visual tokens see each other, both ways, in sliding-window blocks.
-        prunable: True if rows of a prompt can be dropped between two blocks.
         cached: the blocks with keys and values, in order, where others keep a state; None if all have them.
         state_bytes: most bytes of a sequence's states in the other blocks, in addition to its keys and values.
         matrices: of its weights that are not in stock layers.
@@ -59,7 +58,6 @@ class Decoder(Protocol):
     axes: int
     windows: tuple[int | None, ...] | None
     mutual: bool
-    prunable: bool
     cached: tuple[int, ...] | None
     state_bytes: int
     graphs: ReplayedPasses | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Generic, cast
+from typing import TYPE_CHECKING, Generic, cast
 
 import torch
 from typing_extensions import TypeVar
@@ -61,11 +61,8 @@ class Engine(Generic[M]):
         model: an adapter; its ``vocabulary`` slices the logits to the part target and draft share.
 
     Attributes:
-        alone: True if a pass takes one sequence only.
         preparing: seconds so far of compiling and capturing passes; not part of any pass's time.
     """
-
-    alone: ClassVar[bool] = False
 
     def __init__(self, model: M) -> None:
         self.model, self.preparing = model, 0.0

@@ -154,7 +154,6 @@ class FusedDecoder:
 
     name = "fused"
     mutual = False
-    prunable = True
     cached: tuple[int, ...] | None = None
     state_bytes = 0
     why = "the family's blocks are fused"

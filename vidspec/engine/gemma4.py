@@ -43,8 +43,6 @@ class Gemma4Decoder(StockDecoder):
     the padding token, as in transformers. In the larger models the tokens of a frame see each other in sliding blocks.
     """
 
-    prunable = False
-
     def __init__(self, language: StockModel, head: StockModel, why: str, budget: int | None = None) -> None:
         super().__init__(language, head, why, budget)
         config = language.config

@@ -77,7 +77,6 @@ class StockDecoder:
 
     name = "stock"
     mutual = False
-    prunable = True
     graphs: ReplayedPasses | None = None
     eager: str | None = "its blocks are not fused"
     state_inputs: StateInputs | None = None

@@ -113,9 +113,8 @@ class Prefilled:
     rows and columns of several rasters, stacked by rows, that each cover the whole frame. ``contexts`` names the
     contexts of an ensemble, and ``caption`` is the text that replaces the video in the context of that name.
     ``lossless`` is False if the acceptance rule may change the text. ``schedule`` is the profile's schedule.
-    ``kept_per_layer`` counts the visual tokens that each block of a pruned target reads. ``signals`` are the target's
-    attention to the visual tokens where a pruner observed it: by name, one byte per token, its rank from 0 (least) to
-    255. ``audio_tokens`` counts the tokens that stand for sound.
+    ``signals`` are the target's attention to the visual tokens where a pruner observed it: by name, one byte per token,
+    its rank from 0 (least) to 255. ``audio_tokens`` counts the tokens that stand for sound.
     """
 
     prompt_tokens: int
@@ -131,7 +130,6 @@ class Prefilled:
     caption: str | None = None
     lossless: bool = True
     schedule: str = ""
-    kept_per_layer: tuple[int, ...] = ()
     signals: tuple[tuple[str, bytes], ...] = ()
     audio_tokens: int = 0
 

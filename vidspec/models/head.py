@@ -62,7 +62,6 @@ class HeadDecoder(ABC):
     depth = 1
     mutual = reads_context = False
     both_ways: frozenset[int] = frozenset()
-    prunable = True
     cached: tuple[int, ...] | None = None
     state_bytes = numbers = 0
     matrices: Sequence[Matrix] = ()

@@ -22,6 +22,7 @@ __all__ = [
     "PairMemory",
     "PublishedHead",
     "cached_models",
+    "known_model",
     "known_pairs",
     "listed_draft",
     "pair_memory",
@@ -177,7 +178,7 @@ def known_pairs() -> tuple[ModelPair, ...]:
     import yaml
 
     data = yaml.safe_load(_PUBLISHED.read_text(encoding="utf-8"))
-    models = {name: _known_model(name, facts) for name, facts in data["models"].items()}
+    models = {name: _listed_model(name, facts) for name, facts in data["models"].items()}
     return tuple(
         ModelPair(
             models[row["target"]],
@@ -189,10 +190,16 @@ def known_pairs() -> tuple[ModelPair, ...]:
     )
 
 
-def _known_model(name: str, facts: dict[str, Any]) -> KnownModel:
+def _listed_model(name: str, facts: dict[str, Any]) -> KnownModel:
     """Return a model, its lists as tuples."""
     hashable: dict[str, Any] = {key: tuple(fact) if isinstance(fact, list) else fact for key, fact in facts.items()}
     return KnownModel(name, **hashable)
+
+
+def known_model(name: str) -> KnownModel | None:
+    """Return the published facts of a model, listed as a target or a draft; None if it is not."""
+    listed = (model for pair in known_pairs() for model in (pair.target, pair.draft))
+    return next((model for model in listed if model is not None and model.name == name), None)
 
 
 @cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.fake_captioner import record
-from vidspec.bench.rows import BenchRow
 from vidspec.display.pages.clip import ClipPage
 from vidspec.display.pages.pictures import Picture
 from vidspec.embedded.samples import shipped
@@ -43,15 +42,6 @@ SPANS = (
 )
 DOT = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
 PICTURES = (Picture(0.0, DOT, 4 / 3, DOT, 1, 4), Picture(0.5, DOT, 4 / 3, DOT, 2, 4))
-
-ONE = (1.0, 1.0, 1.0)
-MEASURED = [
-    BenchRow("ar", 2, 2, None, 1.0, None, 40.0, ONE, ONE, ONE, place=2),
-    BenchRow(
-        "fast", 2, 2, 4.0, 5.0, 0.1, 100.0, (0.9, 0.8, 1.0), (2.5, 2.0, 4.0), (2.0, 1.5, 3.0), 2.4, also=("quick",)
-    ),
-    BenchRow("slow", None, 2, 1.0, 2.0, 1.0, 20.0, (0.8, 0.7, 0.9), (0.5, 0.4, 0.6), (0.6, 0.5, 0.7), 0.5, place=3),
-]
 
 
 def told(**changes):

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tests.display.pages.browser import BROWSER, WHY, visit
-from tests.display.pages.clips_of_reports import MEASURED, clip, told
+from tests.display.pages.clips_of_reports import clip, told
 from vidspec import video
-from vidspec.display.pages.bench import write_bench
 from vidspec.display.pages.clip import ClipPage
 from vidspec.display.pages.folder import FolderPage
 from vidspec.display.pages.report import write
@@ -43,7 +42,7 @@ return { texts, faint: [...faint], background: getComputedStyle(document.body).b
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """A page of one clip with all there can be on it, one of several, the last of them failed, and one of a bench."""
+    """A page of one clip with all there can be on it, and one of several, the last of them failed."""
     folder = tmp_path_factory.mktemp("pages")
     times = [float(one) for one in video.read(told()["path"], frames=2).timestamps]
     baseline = {"timings": {"decode": 3.0}, "tokens_per_s": 2.0, "decode": 3.0, "end_to_end": None}
@@ -60,7 +59,6 @@ def pages(tmp_path_factory):
     failed = told(path="broken.mp4", caption=None, token_ids=[], error=error, lengths={}, timings={}, speed={})
     rates = (3.0, 20.0, 100.0)
     records = [told(**{**facts, "speed": {"tokens_per_s": rate}}, caption=f"Rate {rate}. " * 30) for rate in rates]
-    write_bench(folder / "bench.html", MEASURED, "ar", "vidspec bench run --repeats 1", {"cores": 2}, demo=True)
     numbered = [every.add(record) for record in (*records, failed)]
     inside = [replace(whole, record=record, number=at) for record, at in zip(records, numbered, strict=False)]
     assert not write(folder / "many.html", every, [*inside[:2], ClipPage(records[2], number=3)], "run")
@@ -68,7 +66,7 @@ def pages(tmp_path_factory):
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("name", ["one", "many", "bench"])
+@pytest.mark.parametrize("name", ["one", "many"])
 def test_quiet_alone_and_readable(pages, name, dark):
     seen = visit(pages / f"{name}.html", CONTRAST, dark=dark)
     assert (seen.trouble, seen.loads, seen.log) == ([], [], "")
@@ -76,7 +74,7 @@ def test_quiet_alone_and_readable(pages, name, dark):
     assert seen.found["background"] == ("rgb(19, 22, 27)" if dark else "rgb(255, 255, 255)")
 
 
-@pytest.mark.parametrize("name", ["one", "many", "bench"])
+@pytest.mark.parametrize("name", ["one", "many"])
 def test_a_phone_does_not_scroll_sideways(pages, name):
     """What is wider, tables and timelines, scrolls by itself."""
     script = """
@@ -201,27 +199,6 @@ def test_the_table_is_searched_and_sorted(pages):
         "1 of 4 rows",
         ["-"],
         "1 of 4 rows",
-    ]
-
-
-def test_the_methods_of_a_bench_are_sorted_by_their_figures(pages):
-    script = """
-    const table = document.querySelector("table");
-    const names = () => [...table.tBodies[0].rows].map((row) => row.cells[0].textContent);
-    const heads = [...table.tHead.rows[0].cells], head = (name) => heads.find((one) => one.textContent.trim() === name);
-    const found = [names()];
-    const tau = "accepted tokens per pass";
-    for (const name of ["tokens/s", tau, tau]) { head(name).querySelector("button").click(); found.push(names()); }
-    document.getElementById("search").value = "slow";
-    document.getElementById("search").dispatchEvent(new Event("input"));
-    return [...found, document.getElementById("count").textContent];
-    """
-    assert visit(pages / "bench.html", script).found == [
-        ["ar", "fast = quick", "slow"],
-        ["slow", "ar", "fast = quick"],
-        ["slow", "fast = quick", "ar"],
-        ["fast = quick", "slow", "ar"],
-        "1 of 3 rows",
     ]
 
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from research.prediction.sheets import DataSheet
 from research.replay import load
 from research.replay.load import DEVICES, PAIRS, Assumed, memory, pass_seconds, read_seconds, throughput
 from research.replay.whatif import best_chain, chain_speedup
 from research.sizes import MODELS, SIZES, Model, Size, Tower
-from vidspec.draft_length.cards import Card
 from vidspec.models.known_pairs import known_pairs
 
 H100, H200 = DEVICES["h100"], DEVICES["h200"]
@@ -47,17 +47,17 @@ def test_sizes_by_hand():
 
 def test_a_pass_is_as_slow_as_bytes_or_arithmetic():
     assumed, read = replace(FULL, decode_use=0.5), 2 * (BLOCKS + 80)
-    device = Card("toy", 100.0, 1e9, 1e9)
+    device = DataSheet("toy", 100.0, 1e9, 1e9)
     assert pass_seconds(SMALL, device, assumed, 3, 2, 40) == (read + 3 * 40 * 16 * 2) / 100 / 0.5
-    device = Card("toy", 1e9, 100.0, 1e9)
+    device = DataSheet("toy", 1e9, 100.0, 1e9)
     assert pass_seconds(SMALL, device, assumed, 3, 2, 40) == 2 * (BLOCKS + 80) * 3 * 2 / 100 / 0.5
     halved = replace(assumed, weights="float8")
-    device = Card("toy", 100.0, 1e9, 1e9)
+    device = DataSheet("toy", 100.0, 1e9, 1e9)
     assert pass_seconds(SMALL, device, halved, 3, 2, 40) == (read / 2 + 3 * 40 * 16 * 2) / 100 / 0.5
 
 
 def test_reading_a_clip_by_hand():
-    device = Card("toy", 1.0, 1000.0, 1.0)
+    device = DataSheet("toy", 1.0, 1000.0, 1.0)
     seen, read = SMALL.tower.flops * 2, SMALL.language.prefill_flops(98 + 64)
     assert read_seconds(SMALL, device, replace(FULL, prefill_use=0.5), 392, 0.25) == (seen + read) / 500
 

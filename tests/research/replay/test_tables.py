@@ -3,8 +3,8 @@ from statistics import mean
 import pytest
 import yaml
 
+from research import speed
 from research.replay import tables
-from vidspec.draft_length import speed
 from vidspec.errors import UsageError
 
 NAMES = [

@@ -1,10 +1,11 @@
 import pytest
 
+from research import speed
 from research.replay.predict import Prefill, Times, even_lengths, geometric_lengths
 from research.replay.whatif import best_chain, what_if
-from vidspec.draft_length import speed
 from vidspec.draft_length.gamma import settled_window
 from vidspec.draft_length.passes import pass_times
+from vidspec.draft_length.speed import chain_tokens
 
 
 def by_method(*args, **options):
@@ -72,7 +73,7 @@ def test_the_best_chain_is_the_best():
     best = best_chain(0.87, times)
 
     def gain(gamma):
-        return speed.sequential(speed.chain_tokens(0.87, gamma), gamma, 420, 420, 46.6)
+        return speed.sequential(chain_tokens(0.87, gamma), gamma, 420, 420, 46.6)
 
     assert gain(best) >= gain(best - 1) and gain(best) >= gain(best + 1)
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from vidspec.bench.measure import BenchResult
-from vidspec.bench.rows import BenchRow
+from research.results.rows import StudiedBench, StudiedRow
 
 pytestmark = pytest.mark.full
 
@@ -11,8 +10,8 @@ pytestmark = pytest.mark.full
 def test_a_suite_names_what_is_run_and_prints_the_papers_table(command, monkeypatch):
     def measure(bench, say):
         ones = (1.0, 1.0, 1.0)
-        rows = [BenchRow(name, 1, 1, 2.0, 3.0, None, 1.0, ones, ones, ones) for name in bench.profiles]
-        return BenchResult(rows, "all rows", {"cores": 2}, {})
+        rows = [StudiedRow(name, 1, 1, 2.0, 3.0, None, 1.0, ones, ones, ones) for name in bench.profiles]
+        return StudiedBench(rows, "all rows", {"cores": 2}, {}, studied=rows)
 
     monkeypatch.setattr("research.peers.bench.measure", measure)
     out = command("suites", "lvspec-2").out

@@ -7,22 +7,23 @@ from pathlib import Path
 import pytest
 
 from research.replay import tables
+from research.results.rows import StudiedRow
 from research.suites import measured as paper_tables
 from research.suites import rows as suites
 from research.suites.rows import DRAFT, SUITES, TABLES, contenders, papers_of, suite
-from vidspec.bench.rows import BenchRow, turn_label
+from vidspec.bench.rows import turn_label
 from vidspec.config import labels, profiles
 from vidspec.errors import UsageError
 
 pytestmark = pytest.mark.full
 
 
-def row(name: str, **fields: object) -> BenchRow:
+def row(name: str, **fields: object) -> StudiedRow:
     """A row of one clip in which nothing is fast or slow."""
     ones = (1.0, 1.0, 1.0)
     values = {"tau": None, "tokens_per_target_pass": None, "kept": None, "tokens_per_s": 1.0}
     ours = {"equal": 1, **values, "first": ones, "decode": ones, "end_to_end": ones, **fields}
-    return BenchRow(name, clips=1, **ours)
+    return StudiedRow(name, clips=1, **ours)
 
 
 @pytest.fixture(scope="module")

@@ -39,9 +39,19 @@ def check_page(file: Path, inputs: Iterable[str], option: str = "--report") -> N
     check_output(file, inputs, option, PAGE)
 
 
-def render_page(template: str, **content: object) -> str:
-    """Return a complete page. Texts in ``content`` are escaped."""
-    return _environment().get_template(template).render(version=__version__, words=words, **content)
+def render_page(template: str | Path, **content: object) -> str:
+    """Return a complete page. Texts in ``content`` are escaped.
+
+    Args:
+        template: the name of one here, or the file of another that extends ``page.html``.
+        content: what it shows.
+    """
+    known = _environment()
+    if isinstance(template, str):
+        found = known.get_template(template)
+    else:
+        found = known.from_string(template.read_text(encoding="utf-8"))
+    return found.render(version=__version__, words=words, **content)
 
 
 def breakable_path(text: str) -> Markup:

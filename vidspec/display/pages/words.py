@@ -12,7 +12,6 @@ __all__ = [
     "KINDS",
     "LENGTHS",
     "LENGTH_NAMES",
-    "MEASURED",
     "ORIGINS",
     "counted",
     "demo",
@@ -24,9 +23,6 @@ __all__ = [
     "time",
     "without_row",
 ]
-
-#: Note on figures measured with the built-in models.
-MEASURED = "Measured with the built-in models, which know drawn shapes only: the figures say nothing about real models."
 
 #: Meaning of each token origin.
 ORIGINS: Mapping[str, str] = {

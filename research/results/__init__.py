@@ -1,0 +1,1 @@
+"""Statistics of a finished bench: places, differences from noise, the speed model; LaTeX and a page."""

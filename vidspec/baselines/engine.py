@@ -1,0 +1,188 @@
+"""Engine of a pruned target: rows are dropped between the decoder's blocks during the prefill."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch.nn import functional as F
+
+from vidspec.baselines.base import BlockSignals, KeptTokens, TargetPruner, last_row_attention, share_of
+from vidspec.baselines.span import PrunedSpan
+from vidspec.engine.attention import PassAttention
+from vidspec.engine.choices import read_back_tokens
+from vidspec.engine.forward import Engine
+from vidspec.engine.gemma4 import Gemma4Decoder
+from vidspec.engine.rows import PassResult, PrefillResult, Rows
+from vidspec.engine.taps import Taps
+from vidspec.errors import ProfileError
+from vidspec.models.base import EmbeddedPrompt, VisualTokens
+from vidspec.models.video_language_model import VideoLanguageModel
+from vidspec.pruning.base import best
+
+__all__ = ["PrunedTargetEngine", "Reselect", "check_blocks"]
+
+
+class _BlockAttention(Taps):
+    """Stores the query and key of one block's attention."""
+
+    def __init__(self, block: int) -> None:
+        super().__init__(rows=torch.empty(0), visual=torch.empty(0))
+        self.block = block
+        self.seen: tuple[torch.Tensor, torch.Tensor, float] | None = None
+
+    def observe_attention(self, block: int, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
+        if block == self.block:
+            self.seen = query.transpose(0, 1)[None], key, scaling
+
+
+class Reselect(Taps):
+    """Observes one block at each decoding step and chooses the entries that later blocks read (DyCoke)."""
+
+    def __init__(self, similarity: float, share: float, visual: VisualTokens, span: PrunedSpan, prompt: int) -> None:
+        super().__init__(rows=torch.empty(0), visual=visual.index)
+        self.similarity, self.share = similarity, share
+        self.tokens, self.span, self.prompt = visual, span, prompt
+        self.last: torch.Tensor | None = None
+
+    def observe_attention(self, block: int, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
+        if block != self.span.whole - 1:
+            return
+        scores = last_row_attention(query.transpose(0, 1)[None], key, self.visual, scaling)
+        if self.last is not None:
+            alike = float(F.cosine_similarity(scores, self.last.to(scores.device), dim=0))
+            if alike >= self.similarity:
+                return
+        self.last = scores
+        kept = best(scores, self.tokens, share_of(len(scores), self.share)).to(self.visual.device)
+        stays = torch.ones(self.prompt, dtype=torch.bool, device=self.visual.device)
+        stays[self.visual] = False
+        stays[self.visual[kept]] = True
+        self.span.choose(stays.nonzero()[:, 0], self.prompt)
+
+
+def check_blocks(target: VideoLanguageModel) -> None:
+    """Check that rows of a prompt can be dropped between two blocks of a target.
+
+    Raises:
+        ProfileError: its blocks share keys, and have an input of their own for each row.
+    """
+    if isinstance(target.decoder, Gemma4Decoder):
+        raise ProfileError(
+            f"lossy.method: blocks of {target.family} cannot go on with fewer rows; nearest valid choice: none"
+        )
+
+
+class PrunedTargetEngine:
+    """Runs a pruned target, one sequence and one token at a time: for plain decoding.
+
+    Args:
+        model: a model of one of the families.
+        method: chooses the tokens to drop.
+    """
+
+    def __init__(self, model: VideoLanguageModel, method: TargetPruner) -> None:
+        self.engine, self.model, self.method = Engine(model), model, method
+
+    @torch.inference_mode()
+    def prefill(self, prefix: EmbeddedPrompt, room: int) -> PrefillResult:
+        """Read a prompt in one pass and drop the method's tokens; ``room`` are further entries, for the text."""
+        every = len(prefix.visual)
+        if every and (kept := self.method.before(prefix)) is not None:
+            prefix = prefix.keep(kept.to(prefix.visual.index.device))
+        depth, length = self.model.decoder.depth, prefix.length
+        partly = self.method.reads(depth, len(prefix.visual) / every) if depth > 1 and len(prefix.visual) else None
+        whole, share = partly or (depth, 1.0)
+        span = PrunedSpan(self.model.decoder.slab, length + room, prefix.next_position - length, whole)
+        if partly is not None:
+            span.watch = Reselect(self.method.similarity, share, prefix.visual, span, length)
+        hidden, rows = self._blocks(prefix, span)
+        normed = self.model.decoder.norm(hidden[-1:])
+        logits = self.model.decoder.logits(normed)[:, : self.model.vocabulary]
+        self.engine.check(read_back_tokens([Rows(span)], [PassResult(logits, normed)]))
+        span.length, span.missing = length, [length - count for count in rows]
+        visual, text = len(prefix.visual), length - len(prefix.visual)
+        read = [count - text if block < whole else share_of(visual, share) for block, count in enumerate(rows)]
+        span.kept = tuple(read)
+        return PrefillResult(span, logits[0].to(self.model.device))
+
+    def run(self, batch: Sequence[Rows]) -> list[PassResult]:
+        """Append one token to one sequence; see :meth:`Engine.run`.
+
+        Raises:
+            ValueError: more than one sequence or token, or not a plain one.
+        """
+        if len(batch) != 1 or len(batch[0].token_ids) != 1 or batch[0].parents is not None:
+            raise ValueError("a pruned target decodes one sequence token by token")
+        span = batch[0].span
+        return self.engine.run([replace(batch[0], taps=span.watch if isinstance(span, PrunedSpan) else None)])
+
+    def _blocks(self, prefix: EmbeddedPrompt, span: PrunedSpan) -> tuple[torch.Tensor, list[int]]:
+        """Return (rows, hidden) after the last block, and the number of rows each block wrote to the sequence."""
+        decoder, method = self.model.decoder, self.method
+        visual, rows = prefix.visual, torch.arange(prefix.length, device=prefix.embeds.device)
+        hidden, counts = prefix.embeds[0], []
+        positions = prefix.positions.reshape(decoder.axes, -1)
+        stages = method.stages(decoder.depth) if len(visual) else {}
+        attention: PassAttention | None = None
+        for index in range(decoder.depth):
+            if attention is None or index + 1 in stages:
+                look = _BlockAttention(index) if index + 1 in stages else None
+                passing = Rows(span, prompt=prefix, stretch=(0, len(rows)), taps=look)
+                rotation = decoder.rotation(positions[:, rows])
+                attention = PassAttention([passing], decoder.scaling, decoder.windows)
+            counts.append(len(rows))
+            hidden = decoder.block(index, hidden, rotation, attention)
+            if index < len(visual.deepstack):
+                features = visual.deepstack[index]
+                hidden = hidden.index_add(0, visual.index.to(hidden.device), features.to(hidden))
+            if look is None or look.seen is None:
+                continue
+            attention = None
+            choice = method.choose(BlockSignals(prefix, visual, hidden, *look.seen), stages[index + 1])
+            if len(choice.kept) < len(visual):
+                hidden, visual, stays = _apply_choice(hidden, visual, choice)
+                rows = rows[stays.to(rows.device)]
+        return hidden, counts
+
+
+def _apply_choice(
+    hidden: torch.Tensor, visual: VisualTokens, choice: KeptTokens
+) -> tuple[torch.Tensor, VisualTokens, torch.Tensor]:
+    """Apply a choice: return the remaining (rows, hidden) states, visual tokens, and row indices (sorted)."""
+    place = visual.index.device
+    kept, into = choice.kept.to(place), choice.into
+    deepstack = visual.deepstack
+    if into is not None:
+        at = visual.index.to(hidden.device)
+        hidden = hidden.clone()
+        hidden[at] = _merge_states(hidden[at], into)
+        deepstack = tuple(_merge_states(level, into) for level in deepstack)
+    stays = torch.ones(len(hidden), dtype=torch.bool, device=place)
+    stays[visual.index] = False
+    stays[visual.index[kept]] = True
+    left = replace(
+        visual,
+        index=(stays.cumsum(0) - 1)[visual.index[kept]],
+        frame=visual.frame[kept],
+        row=visual.row[kept],
+        column=visual.column[kept],
+        required=visual.required[kept],
+        features=visual.features[kept],
+        deepstack=tuple(level[kept.to(level.device)] for level in deepstack),
+    )
+    rows = stays.nonzero()[:, 0]
+    return hidden[rows.to(hidden.device)], left, rows
+
+
+def _merge_states(states: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+    """Return (n, d) states with each merge target replaced by the mean of its tokens, computed in float32."""
+    into = into.to(states.device)
+    taking_part = (into >= 0).nonzero()[:, 0]
+    centres, group = into[taking_part].unique(return_inverse=True)
+    total = torch.zeros(len(centres), states.shape[1], dtype=torch.float32, device=states.device)
+    total.index_add_(0, group, states[taking_part].float())
+    merged = states.clone()
+    merged[centres] = (total / group.bincount(minlength=len(centres))[:, None]).to(states.dtype)
+    return merged

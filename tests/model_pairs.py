@@ -27,6 +27,7 @@ ADAPTERS = {
     "llava": partial(llava.adapter, llava.LlavaKind("llava")),
     "llava_next": partial(llava.adapter, llava.LlavaKind("llava_next")),
     "gemma4": gemma4.adapter,
+    "gemma4_unified": partial(gemma4.adapter, unified=True),
     **{family: partial(glm4v.adapter, family) for family in glm4v.CLASSES},
     "internvl": internvl.adapter,
     "qwen2_5_omni": qwen2_5_omni.adapter,

@@ -14,14 +14,14 @@ import pytest
 from tests.decoding.workers.pairs import named_requests
 from tests.model_pairs import Pair, pair_checkpoints
 from tests.ready_clips import ReadyClips
-from tests.test_lossless import CLIPS, LOSSLESS, clips_are_read_once  # noqa: F401
+from tests.test_lossless import CLIPS, LOSSLESS
 from vidspec.errors import ProfileError
 from vidspec.events.events import Finished
 from vidspec.models.base import families
 
 SEEDS = int(os.environ.get("VIDSPEC_SWEEP_SEEDS", "20"))
 TOKENS, FRAMES, WINDOWS, BATCH = 14, 4, 9, 4
-pytestmark = pytest.mark.usefixtures("forked_drafts", "clips_are_read_once")
+pytestmark = pytest.mark.usefixtures("forked_drafts", "clips_read_once")
 
 
 def ways(seed, number):

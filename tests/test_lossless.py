@@ -52,6 +52,7 @@ LOSSLESS = different()
 #: Families of the same blocks and prompts as one of these have their own, shorter tests in ``tests/models``.
 _OWN = {
     "gemma4",
+    "gemma4_unified",
     "glm4v",
     "glm46v",
     "glm4v_moe",

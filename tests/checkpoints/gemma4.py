@@ -73,6 +73,27 @@ def config(**text: Any) -> transformers.Gemma4Config:
     )
 
 
+def unified_config(**text: Any) -> transformers.PreTrainedConfig:
+    """A config of the models without a tower; the same language model without inputs for each block."""
+    made = config(**text).to_dict()
+    dropped = ("hidden_size_per_layer_input", "vocab_size_per_layer_input", "enable_moe_block", "num_experts")
+    dropped += ("top_k_experts", "moe_intermediate_size", "model_type", "per_layer_config", "rope_parameters")
+    own = {key: value for key, value in made["text_config"].items() if key not in dropped}
+    return transformers.Gemma4UnifiedConfig(
+        text_config={**own, "global_head_dim": 32, "use_bidirectional_attention": "vision"},
+        vision_config={
+            "patch_size": PATCH,
+            "pooling_kernel_size": POOL,
+            "mm_embed_dim": 32,
+            "mm_posemb_size": 64,
+            "output_proj_dims": 32,
+        },
+        audio_config=None,
+        tie_word_embeddings=False,
+        **{key: value for key, value in made.items() if key.endswith("_token_id")},
+    )
+
+
 def draw_weight(name: str, noise: torch.Tensor) -> torch.Tensor:
     if "norm" in name:
         return 1 + 0.2 * noise
@@ -81,10 +102,13 @@ def draw_weight(name: str, noise: torch.Tensor) -> torch.Tensor:
     return 0.3 * noise if noise.dim() == 1 else noise / noise[0].numel() ** 0.5
 
 
-def stock(noise: float = 0.0, seed: int = 0, **text: Any) -> transformers.PreTrainedModel:
+def stock(noise: float = 0.0, seed: int = 0, *, unified: bool = False, **text: Any) -> transformers.PreTrainedModel:
     """A new model, untouched by vidspec; the same numbers at every call."""
     words = tokenizer()
-    made = transformers.Gemma4ForConditionalGeneration(config(**text)).eval()
+    if unified:
+        made = transformers.Gemma4UnifiedForConditionalGeneration(unified_config(**text)).eval()
+    else:
+        made = transformers.Gemma4ForConditionalGeneration(config(**text)).eval()
     made.set_attn_implementation("sdpa")
     draw_weights(made, draw_weight, noise=noise, seed=seed)
     with torch.no_grad():
@@ -95,12 +119,15 @@ def stock(noise: float = 0.0, seed: int = 0, **text: Any) -> transformers.PreTra
 
 def adapter(**options: Any):
     """The same model behind vidspec's interface."""
-    made = families.get("gemma4")("tiny", stock(**options), tokenizer(), PROCESSOR)
+    family = "gemma4_unified" if options.get("unified") else "gemma4"
+    made = families.get(family)("tiny", stock(**options), tokenizer(), PROCESSOR)
     made.prepare("auto", packed=False)
     return made
 
 
-def save(folder: Path, _kind: str, *, max_shard_size: str | None = None, **options: Any) -> None:
+def save(folder: Path, kind: str, *, max_shard_size: str | None = None, **options: Any) -> None:
     """Write a checkpoint as the library lays it out."""
     files = {"processor_config.json": {"video_processor": PROCESSOR}}
-    save_files(folder, stock(**options), tokenizer(), files, max_shard_size=max_shard_size)
+    save_files(
+        folder, stock(unified=kind == "gemma4_unified", **options), tokenizer(), files, max_shard_size=max_shard_size
+    )

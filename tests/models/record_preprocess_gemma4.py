@@ -29,12 +29,16 @@ def frames(name: str) -> NDArray[np.uint8]:
     return np.random.RandomState(sum(map(ord, name))).randint(0, 256, (count, height, width, 3), dtype=np.uint8)
 
 
-def library(name: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Values (T, P, 768) and places (T, P, 2) of a frame's patches, padding left out, from the library's processor."""
+def library(name: str, *, unified: bool = False) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Values (T, P, 768) and places (T, P, 2) of a frame's patches, padding left out, from the library's processor.
+
+    Those of ``unified`` models are (T, P, 6912).
+    """
     import torch
     from transformers.models.gemma4.video_processing_gemma4 import Gemma4VideoProcessor
+    from transformers.models.gemma4_unified.video_processing_gemma4_unified import Gemma4UnifiedVideoProcessor
 
-    processor = Gemma4VideoProcessor(max_soft_tokens=CASES[name][0])
+    processor = (Gemma4UnifiedVideoProcessor if unified else Gemma4VideoProcessor)(max_soft_tokens=CASES[name][0])
     video = torch.from_numpy(frames(name)).permute(0, 3, 1, 2)
     made = processor(videos=[video], return_tensors="pt", do_sample_frames=False)
     places = made["video_position_ids"]
@@ -50,6 +54,8 @@ def main(path: str) -> None:
     for name in CASES:
         values, places = library(name)
         found |= {name: values.reshape(-1)[::STEP], f"{name}_places": places.astype(np.int16)[0]}
+        name, (values, places) = f"{name}_unified", library(name, unified=True)
+        found |= {name: values.reshape(-1)[:: 2 * STEP], f"{name}_places": places.astype(np.int16)[0]}
     np.savez_compressed(path, **found)
 
 

@@ -25,6 +25,7 @@ from vidspec.engine.rows import Rows
 from vidspec.errors import ProfileError
 from vidspec.models import loading
 from vidspec.models.families.gemma4 import Gemma4
+from vidspec.models.families.gemma4_unified import Gemma4Unified
 from vidspec.models.frame_rules import TokenGrid
 from vidspec.models.placement import resolve_placement
 from vidspec.models.tiles import fit_token_grid
@@ -52,6 +53,8 @@ KINDS = {
         "moe_intermediate_size": 32,
     },
 }
+#: Without a tower.
+KINDS["unified"] = {"unified": True}
 NEW = [300, 41, 317, 77, 260, 123, 338, 9, 41]
 
 
@@ -80,20 +83,22 @@ def whole(case, new=()):
     return logits[:, : case.model.vocabulary]
 
 
+@pytest.mark.parametrize("unified", [False, True])
 @pytest.mark.parametrize("name", record_preprocess_gemma4.CASES)
-def test_pixels_are_the_processors(name):
+def test_pixels_are_the_processors(name, unified):
     most, _, height, width = record_preprocess_gemma4.CASES[name]
-    model = object.__new__(Gemma4)
-    model.patch, model.pool, model.frame_rule, model.mode = 16, 3, TokenGrid(48, 3, most), "bicubic"
+    model = object.__new__(Gemma4Unified if unified else Gemma4)
+    model.patch, model.pool, model.mode = 48 if unified else 16, 1 if unified else 3, "bicubic"
+    model.frame_rule = TokenGrid(48, model.pool, most)
     model.language = SimpleNamespace(embed_tokens=SimpleNamespace(weight=torch.empty(0)))
     frames = record_preprocess_gemma4.frames(name)
     pixels = model.preprocess(SimpleNamespace(frames=frames, timestamps=np.arange(len(frames))))
-    recorded = np.load(RECORDED)
-    values = pixels.values.numpy().reshape(-1)[:: record_preprocess_gemma4.STEP]
+    recorded, name = np.load(RECORDED), f"{name}_unified" if unified else name
+    values = pixels.values.numpy().reshape(-1)[:: record_preprocess_gemma4.STEP * (1 + unified)]
     np.testing.assert_allclose(values, recorded[name], rtol=0, atol=1e-6)
     _, places = model.patches(pixels)
     assert places[0].tolist() == recorded[f"{name}_places"].tolist()
-    assert model.visual_tokens(len(frames), height, width) == len(frames) * places.shape[1] // 9
+    assert model.visual_tokens(len(frames), height, width) == len(frames) * places.shape[1] // model.pool**2
 
 
 @pytest.fixture
@@ -129,7 +134,7 @@ def test_prompt_is_the_processors(case, processing):
 def test_features_are_the_towers(case):
     """The library pads a frame's patches; ours are as many as there are."""
     values, places = case.model.patches(case.pixels)
-    missing = MOST * POOL**2 - values.shape[1]
+    missing = MOST * case.model.pool**2 - values.shape[1]
     assert missing > 0
     padded = torch.nn.functional.pad(values, (0, 0, 0, missing))
     where = torch.nn.functional.pad(places, (0, 0, 0, missing), value=-1)
@@ -208,7 +213,7 @@ def test_a_published_one():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", ["small", "large"])
+@pytest.mark.parametrize("kind", ["small", "large", "unified"])
 def test_plain_decoding_is_generate(kind):
     for seed in SEEDS:
         check_generate(made(kind, seed))

@@ -49,7 +49,7 @@ def decoder_of(
         ValueError: ``fused`` does not support the model, or its weights cannot be quantised.
     """
     stock = StockDecoder
-    if language.config.model_type == "gemma4_text":
+    if language.config.model_type in ("gemma4_text", "gemma4_unified_text"):
         from vidspec.engine.gemma4 import Gemma4Decoder as stock  # older versions of transformers lack its parts
 
     reason = "as told" if kind == "stock" else unsupported_reason(language, head)

@@ -81,9 +81,10 @@ class Gemma4Decoder(StockDecoder):
         if index == 0:
             self._shared, self._inputs = _PassKeysValues(), self._per_layer(rows, cast(PassAttention, attention).batch)
         source, pair = self.sources[index], 2 * KINDS.index(self.kinds[index])
+        own = {} if self._inputs is None else {"per_layer_input": self._inputs[:, :, index]}
         out = self.language.layers[index](
             rows[None],
-            None if self._inputs is None else self._inputs[:, :, index],
+            **own,
             shared_kv_states=self._shared,
             position_embeddings=rotation[pair : pair + 2],
             attention=lambda _, query, entries: attention(source, query, entries),
@@ -92,7 +93,7 @@ class Gemma4Decoder(StockDecoder):
 
     def _per_layer(self, rows: torch.Tensor, batch: Sequence[Rows]) -> torch.Tensor | None:
         language = self.language
-        if not language.hidden_size_per_layer_input:
+        if not getattr(language, "hidden_size_per_layer_input", None):  # none in unified models
             return None
         parts = []
         for part in batch:

@@ -28,6 +28,7 @@ _RELATED_FAMILIES = {
     "llava_next": "llava",
     "qwen3_vl_moe": "qwen3_vl",
     "qwen3_5_moe": "qwen3_5",
+    "gemma4_unified": "gemma4",
     "glm46v": "glm4v",
     "glm4v_moe": "glm4v",
 }

@@ -45,6 +45,7 @@ PUBLISHED_RULES: Mapping[str, FrameRule] = {
     "internvl": SquareFrames(tokens=16**2, rows=32**2 + 1),
     "smolvlm": SquareFrames(tokens=9**2, rows=27**2),  # of 2.2B; smaller ones make 8**2
     "gemma4": TokenGrid(side=48, pool=3, max_tokens=70),
+    "gemma4_unified": TokenGrid(side=48, pool=1, max_tokens=70),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _QWEN2_5),
     "qwen2_5_omni": _OMNI,
     "video_salmonn2_plus": MergedPatches(56**2, 61_250, max_video_tokens=128_000, full_frames=768),

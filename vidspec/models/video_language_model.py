@@ -72,8 +72,8 @@ class VideoLanguageModel:
     content: ClassVar[str] = "video"
     #: Config key of the placeholder token's id.
     visual_token: ClassVar[str] = "video_token_id"
-    #: Attention implementation of the vision tower, as ``transformers`` names it.
-    vision_attention: ClassVar[str] = "sdpa"
+    #: Attention implementation of the vision tower, as ``transformers`` names it; None without a tower.
+    vision_attention: ClassVar[str | None] = "sdpa"
     #: True if the stock model keeps the hidden states of every tower block.
     keeps_blocks: ClassVar[bool] = False
     #: Rule for the number of visual tokens; None in a family that overrides :meth:`visual_tokens`.
@@ -130,7 +130,8 @@ class VideoLanguageModel:
     def _init_parts(self) -> None:
         """Set the attention implementations, the language model and the placeholder token."""
         register_window_attention()
-        self.model.set_attn_implementation({"text_config": "sdpa", "vision_config": self.vision_attention})
+        tower = {} if self.vision_attention is None else {"vision_config": self.vision_attention}
+        self.model.set_attn_implementation({"text_config": "sdpa", **tower})
         self.language: StockModel = self.language_of(self.model)
         self.visual_id = int(getattr(self.model.config, self.visual_token))
         self.placeholder: str = self.tokenizer.convert_ids_to_tokens(self.visual_id)

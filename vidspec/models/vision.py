@@ -147,9 +147,9 @@ def token_bytes(config: StockConfig, *, every_block: bool = False) -> int:
     of the feed-forward size. Attention holds eleven of the hidden size at once (the residual, its norm, queries, keys,
     values and their rotation), the feed-forward network two of it and three of its own.
     """
-    # Qwen2-VL's hidden_size is that of the language model.
-    hidden = int(getattr(config, "embed_dim", None) or config.hidden_size)
-    inner = int(getattr(config, "intermediate_size", None) or hidden * config.mlp_ratio)
+    # Qwen2-VL's hidden_size is that of the language model; Gemma 4 unified has an embedding for a tower.
+    hidden = int(getattr(config, "embed_dim", None) or getattr(config, "mm_embed_dim", None) or config.hidden_size)
+    inner = int(getattr(config, "intermediate_size", None) or hidden * getattr(config, "mlp_ratio", 2))
     kept = config.num_hidden_layers + 1 if every_block else 0
     return 4 * (hidden * (9 + kept) + 3 * inner)
 

@@ -45,7 +45,7 @@ class Qwen25VL(VideoLanguageModel):
 
     family = "qwen2_5_vl"
     even_steps: ClassVar[bool] = True
-    vision_attention: ClassVar[str] = WINDOWS
+    vision_attention: ClassVar[str | None] = WINDOWS
     chat_template: ClassVar[str] = CHAT_TEMPLATE
     default_rules: ClassVar[GridRules] = GridRules(
         min_pixels=128 * 28**2, max_pixels=768 * 28**2, max_video_tokens=128_000, mean=CLIP_MEAN, std=CLIP_STD

@@ -30,7 +30,7 @@ def test_bytes_become_the_pixels_of_frames_that_are_normalised_first(family):
     channel = torch.arange(len(rules.mean))[:, None, None]
     if isinstance(model, Qwen25VL):
         rows, columns = (side * model.rules.patch for side in pixels.grid[1:])
-        channel, _ = patchify(channel.expand(2 * pixels.grid[0], 3, rows, columns), model.rules)
+        channel, _ = patchify(channel.expand(model.rules.steps * pixels.grid[0], 3, rows, columns), model.rules)
     expected = levels[pixels.stored.long(), channel if len(rules.mean) > 1 else 0]
     assert torch.equal(pixels.values, expected)
     assert pixels.values.dtype == torch.float32 and pixels.values.std() > 0

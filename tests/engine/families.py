@@ -6,11 +6,14 @@ import torch
 
 from tests.checkpoints import llava, llava_onevision, qwen, qwen2_5_omni, video_salmonn
 from tests.engine.passing import forward
+from tests.model_pairs import ADAPTERS
 from vidspec.models.base import families
+from vidspec.video import Clip
 
 PROMPT = "Describe the video."
 #: Without those whose blocks keep states, and those of another's blocks.
-FAMILIES = sorted({*families.names()} - {"gemma4", "internvl", "smolvlm", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
+_ALIKE = {"internvl", "smolvlm", "qwen3_vl_moe", "glm46v", "glm4v_moe", "qwen2_vl"}
+FAMILIES = sorted({*families.names()} - _ALIKE - {"gemma4", "gemma4_unified", "qwen3_5", "qwen3_5_moe"})
 ROOM = 16
 
 
@@ -26,6 +29,10 @@ def case(family):
     elif family == "video_salmonn2_plus":
         model = video_salmonn.adapter()
         shown = video_salmonn.pixels(model, frames=12, heard=3.1)
+    elif family in ("glm4v", "video_llama_3"):
+        model = ADAPTERS[family]()
+        still = llava.clip(6, 60, 90)
+        shown = model.preprocess(Clip.of(still.frames, still.timestamps))
     elif family.startswith("qwen"):
         model = qwen.adapter(qwen.QwenKind(family))
         shown = qwen.pixels(model, frames=12)

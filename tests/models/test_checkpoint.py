@@ -171,7 +171,7 @@ def test_a_language_model_drafts(vidspec, tmp_path):
     ("config", "line"),
     [
         ({"model_type": "video_llava"}, "(Video-LLaVA) are not supported; nearest: llava_onevision, such as llava-hf/"),
-        ({"model_type": "gpt2"}, "models of type gpt2 are not supported; supported: gemma4, internvl"),
+        ({"model_type": "gpt2"}, "models of type gpt2 are not supported; supported: gemma4, gemma4_unified, glm"),
         (None, "no config.json in this folder (name a folder with a saved model, or a hub id)"),
     ],
 )

@@ -173,12 +173,12 @@ def gguf_reason(name: str) -> tuple[str, str] | None:
         name: hub id, a folder, or a file.
     """
     path = Path(name).expanduser()
-    whole, files = re.search("gguf", name.rpartition("/")[2], re.IGNORECASE), []
+    files: list[Path] = []
     if is_local(name):
         files = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf")) if path.is_dir() else []
         if not files or any(path.glob("*.safetensors")):
             return None
-    elif not whole:
+    elif "gguf" not in name.rpartition("/")[2].lower():
         return None
     stem = re.sub(r"(?i)[-._]gguf$", "", files[0].stem if files else name)
     words = re.split(r"[-.](?:UD-)?(?:I?Q\d|BF16|F16|F32|MXFP4)", stem.rpartition("/")[2])[0]

@@ -68,8 +68,13 @@ class VideoLlama3(Qwen25VL):
         if pooled or not self.compresses:
             return seen
         kept = self.changed(pixels).flatten().to(seen.features.device)
-        places = {name: getattr(seen, name)[kept] for name in ("features", "frame", "row", "column")}
-        return replace(seen, **places)
+        return replace(
+            seen,
+            features=seen.features[kept],
+            frame=seen.frame[kept],
+            row=seen.row[kept],
+            column=seen.column[kept],
+        )
 
     def changed(self, pixels: Pixels) -> torch.Tensor:
         """Return (frames, tokens), whether the pixels of a token changed; at least the first of every frame."""

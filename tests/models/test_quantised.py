@@ -6,12 +6,14 @@ The files, and the script by which the libraries wrote them, are in ``quantised/
 import json
 import shutil
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from tests.models.quantised import make
+from tests.tiers import in_turn
 from vidspec.bench.bandwidth import model_weight_bytes
 from vidspec.captioner import Captioner
 from vidspec.cli import main
@@ -137,9 +139,10 @@ def test_of_layers_that_are_one_product_all_keep_codes_or_none(checkpoint, monke
     assert (logits - expected).norm() < 2**-7 * expected.norm()
 
 
-@pytest.mark.parametrize("profile", ["self-sd", "self-int8", "self-int4"])
-@pytest.mark.parametrize("decoder", ["fused", "stock"])
-@pytest.mark.parametrize("name", ["ct_int4", "ct_int8"])
+@pytest.mark.parametrize(
+    ("name", "decoder", "profile"),
+    in_turn(product(["ct_int4", "ct_int8"], ["fused", "stock"], ["self-sd", "self-int8", "self-int4"]), 2),
+)
 def test_a_target_of_codes_drafts_for_itself(checkpoint, name, decoder, profile):
     overrides = {"models.target": str(checkpoint(name)), "models.device": "cpu", "models.decoder": decoder}
     overrides |= {"video.frames": 2, "generate.max_new_tokens": 8}

@@ -12,6 +12,7 @@ from io import StringIO
 import pytest
 
 from tests.checkpoints import checkpoint
+from tests.tiers import in_turn
 from vidspec import cli, user_cache
 from vidspec.embedded.samples import shipped
 from vidspec.models import quick_import
@@ -44,7 +45,8 @@ def test_a_command_imports_neither_compiler_nor_distributed_tensors_and_captions
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "family", ["gemma4", "internvl", "llava", "qwen2_5_omni", "qwen2_5_vl", "qwen3_5", "qwen3_vl", "smolvlm"]
+    "family",
+    in_turn(["gemma4", "internvl", "llava", "qwen2_5_omni", "qwen2_5_vl", "qwen3_5", "qwen3_vl", "smolvlm"], 3),
 )
 def test_families(family):
     """Operations on tensors without memory are decorated at their first call: each family calls others."""

@@ -95,7 +95,7 @@ def test_unknown_family(tmp_path):
         ),
         (
             "qwen3_6",
-            "type qwen3_6 are not supported; nearest: qwen3_5, such as Qwen/Qwen3.5-9B; supported: gemma4, gemma4_unified,",
+            "type qwen3_6 are not supported; nearest: qwen3_5, such as Qwen/Qwen3.5-9B; supported: gemma4, gemma",
         ),
         (
             "internvl_chat",

@@ -639,13 +639,26 @@ def test_a_target_alone_takes_the_draft_of_vidspec_pairs(vidspec, tmp_path):
     assert ran.code == 0 and "note: the draft" in ran.err, "a config's draft belongs to the config's target"
 
 
-@pytest.mark.parametrize("target", ["somebody/else", "llava-hf/llava-v1.6-mistral-7b-hf", "folder"])
-def test_a_target_without_a_listed_draft_needs_one(vidspec, target):
+@pytest.mark.parametrize("target", ["somebody/else", "folder"])
+def test_a_target_alone_that_is_unknown_is_refused(vidspec, target):
     ran = vidspec("caption", "good.mp4", "--target", target)
     assert (ran.code, ran.out) == (2, "") and ran.err.count("\n") == 1 and not FakeCaptioner.made
-    listed = target.startswith("llava-hf/")  # with itself alone
-    wrong = "models.draft: is needed" if listed else f"--target: {target} is not among the targets"
-    assert ran.err.startswith(f"error: {wrong}") and "`vidspec models` lists" in ran.err
+    assert ran.err.startswith(f"error: --target: {target} is not among the targets that `vidspec models` lists")
+
+
+@pytest.mark.parametrize("target", ["llava-hf/llava-v1.6-mistral-7b-hf", "./own"])
+def test_a_target_alone_without_a_listed_draft_decodes_plainly(vidspec, target):
+    """One that is listed with itself alone, and a folder of a known family; not if a method was chosen."""
+    Path("own").mkdir()
+    Path("own/config.json").write_text('{"model_type": "llava_onevision"}')
+    ran = vidspec("caption", "good.mp4", "--target", target)
+    profile = FakeCaptioner.made[-1].profile
+    assert (ran.code, profile.name, profile.draft.kind, profile.models.target) == (0, "ar", "none", target)
+    assert f"note: no draft is listed for {target}, so it decodes plainly" in ran.err
+    assert "no draft is listed" not in vidspec("caption", "good.mp4", "--target", target, "--draft", "small").err
+    assert FakeCaptioner.made[-1].profile.name == "vanilla-sd-auto"
+    ran = vidspec("caption", "good.mp4", "--target", target, "--set", "draft.gamma=3")
+    assert ran.code == 2 and "models.draft: is needed" in ran.err
 
 
 def test_completion_of_names():

@@ -118,6 +118,8 @@ def _serve(spec: RunSpec, options: TerminalOptions, config: ServeConfig, listene
 
     resolved = resolve_profile(spec.profile, profile_keys(spec), read_config())
     profile = resolved.profile
+    if resolved.note is not None and not options.quiet:
+        print_note(f"note: {resolved.note}")
     job = job_config(spec, profile, 2)
     require_devices(profile)
     for line in () if options.quiet else start.demo_notes(profile, (), "serve"):

@@ -66,11 +66,13 @@ class ResolvedProfile:
 
     ``sources`` maps dotted keys to ``flag``, a variable's name, a file (the profile's, its base's, the config),
     ``default``, or :data:`PAIRED`. ``models_named`` is True if the user chose the models, not a packaged profile.
+    ``note`` is a line for the user about what was chosen for a target that was named alone.
     """
 
     profile: Profile
     sources: Mapping[str, str]
     models_named: bool = False
+    note: str | None = None
 
 
 def user_keys(

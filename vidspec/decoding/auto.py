@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from vidspec.config.profiles import Profile
+from vidspec.decoding.default_profile import PLAIN, sets_a_method
 from vidspec.draft_length.base import WindowSize
 from vidspec.draft_length.gamma import AutoGamma, FixedGamma
 from vidspec.draft_length.trees import MOST
@@ -201,15 +202,14 @@ class DefaultDraft(NamedTuple):
     why: str
 
 
-#: Sections and keys of which a user who sets any has chosen a method, or another way to run the target.
-_CHOSEN = ("draft", "prune", "schedule", "accept", "lossy", "workers")
-_CHOSEN_KEYS = frozenset(f"models.{key}" for key in ("draft", "draft_device", "device_map", "quantization", "weights"))
+#: Keys of another way to run the target.
+_PLACED = frozenset(f"models.{key}" for key in ("draft_device", "device_map", "quantization", "weights"))
 #: Keys over those of the default profile, by the draft that is predicted to be the fastest.
 _DEFAULTS: dict[str, dict[str, object]] = {
     "int8": {"name": "self-int8", "draft.kind": "self", "draft.precision": "int8"},
     "int4": {"name": "self-int4", "draft.kind": "self", "draft.precision": "int4"},
     "eagle3": {"name": "eagle3", "draft.kind": "eagle3"},
-    "none": {"name": "ar", "draft.kind": "none", "draft.gamma": 5, "schedule.kind": "autoregressive"},
+    "none": dict(PLAIN),
 }
 
 
@@ -232,7 +232,7 @@ def default_draft(keys: Mapping[str, object], cached: Container[str] = ()) -> De
         cached: heads that are on this machine; others are not fetched by default.
     """
     target, device = keys.get("models.target"), str(keys.get("models.device") or "auto")
-    chosen = any(key in _CHOSEN_KEYS or key.partition(".")[0] in _CHOSEN for key in keys)
+    chosen = sets_a_method(keys) or not _PLACED.isdisjoint(keys)
     if chosen or not isinstance(target, str) or (card := card_here(device)) is None or torch.cuda.device_count() > 1:
         return None
     if (known := known_model(target)) is None:

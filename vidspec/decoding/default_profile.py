@@ -1,20 +1,33 @@
-"""The profile of a run: flags, variables, the user's config and, for a target named alone, this machine's GPU."""
+"""The profile of a run: flags, variables, the user's config, and a default for a target that is named alone."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 from vidspec.config.user_config import DEFAULT_PROFILE, ResolvedProfile, UserConfig, resolve, user_keys
 from vidspec.models import machine
 
-__all__ = ["resolve_profile"]
+__all__ = ["PLAIN", "resolve_profile", "sets_a_method"]
 
 _LOG = logging.getLogger("vidspec")
+
+#: Keys of plain decoding over those of the default profile.
+PLAIN: Mapping[str, object] = {
+    "name": "ar",
+    "draft.kind": "none",
+    "draft.gamma": 5,
+    "schedule.kind": "autoregressive",
+}
+#: Sections of which a user who sets any key has chosen a method.
+_METHOD = frozenset({"draft", "prune", "schedule", "accept", "lossy", "workers"})
 
 
 def resolve_profile(name: str | None, overrides: Mapping[str, object], defaults: UserConfig) -> ResolvedProfile:
     """Resolve the profile of a run; without a named one, the default for a lone target follows this GPU.
+
+    A target for which no draft is listed decodes plainly, with a note.
 
     Args:
         name: of the profile; None for the default.
@@ -24,14 +37,37 @@ def resolve_profile(name: str | None, overrides: Mapping[str, object], defaults:
     Raises:
         ProfileError: as :func:`~vidspec.config.user_config.resolve`.
     """
-    chosen = None
-    if name is None and defaults.profile is None and "models.target" in (keys := user_keys(overrides, defaults)):
-        if machine.has_gpu():
-            from vidspec.decoding import auto
-            from vidspec.models.known_pairs import cached_models
+    if name is not None or defaults.profile is not None:
+        return resolve(name, overrides, defaults)
+    keys = user_keys(overrides, defaults)
+    if "models.target" in keys and machine.has_gpu():
+        from vidspec.decoding import auto
+        from vidspec.models.known_pairs import cached_models
 
-            cached = {name for name, whole in cached_models(machine.model_cache()).items() if whole}
-            chosen = auto.default_draft(keys, cached)
-        if chosen is not None:
+        cached = {name for name, whole in cached_models(machine.model_cache()).items() if whole}
+        if (chosen := auto.default_draft(keys, cached)) is not None:
             _LOG.debug("profile: %s: %s", chosen.keys.get("name", DEFAULT_PROFILE), chosen.why)
-    return resolve(name, overrides, defaults, chosen=chosen and chosen.keys)
+            return resolve(name, overrides, defaults, chosen=chosen.keys)
+    if (target := _target_without_draft(keys)) is not None:
+        note = (
+            f"no draft is listed for {target}, so it decodes plainly; --draft NAME adds a smaller model of its family, "
+            "--profile self-int4 drafts with its own weights in four bits"
+        )
+        return replace(resolve(name, overrides, defaults, chosen=PLAIN), note=note)
+    return resolve(name, overrides, defaults)
+
+
+def sets_a_method(keys: Mapping[str, object]) -> bool:
+    """Return whether the user has named a draft or set an option of a method."""
+    return any(key == "models.draft" or key.partition(".")[0] in _METHOD for key in keys)
+
+
+def _target_without_draft(keys: Mapping[str, object]) -> str | None:
+    """Return the target if it is named alone, can be loaded, and no draft is listed for it."""
+    from vidspec.models.known_pairs import listed_draft
+    from vidspec.models.unsupported import find_target_problem
+
+    target = keys.get("models.target")
+    if not isinstance(target, str) or sets_a_method(keys) or listed_draft(target) is not None:
+        return None
+    return target if find_target_problem(target) is None else None

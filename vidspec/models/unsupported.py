@@ -82,7 +82,7 @@ def find_target_problem(target: str) -> TargetProblem | None:
     published = nearest_published(target, {pair.target.name for pair in known_pairs()})
     return TargetProblem(
         f"{target} is not among the targets that `vidspec models` lists",
-        f"{published or 'one of these'}, or this one with models.draft",
+        f"{published or 'one of these'}, or this one with --draft or --profile ar",
     )
 
 

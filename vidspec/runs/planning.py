@@ -145,6 +145,8 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
     profile = resolved.profile
     if resolved.sources.get("models.draft") == PAIRED:
         reporter.note(f"the draft is {profile.models.draft}, listed by `vidspec models` (--draft names another)")
+    if resolved.note is not None:
+        reporter.note(resolved.note)
     if spec.engine == "local":
         require_devices(profile)
     config = job_config(spec, profile, 0)  # checks options before folders are searched

@@ -137,7 +137,7 @@ def test_sections_that_leave_frequencies_over_run_the_stock_blocks(monkeypatch):
     assert "do not divide" in unsupported_reason(language, head)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"glm4v"}))  # whose blocks stay stock
 def test_no_parameter_is_held_twice(family):
     model, _ = case(family)
     assert model.decoder.name == "fused" and model.decoder.packed_bytes == 0

@@ -19,7 +19,7 @@ from tests.engine import standin
 from tests.engine.families import case
 from tests.engine.passing import poison, unreplayed
 from tests.engine.test_fused import SIZE, engine_of
-from tests.tiers import full_but
+from tests.tiers import full_but, in_turn
 from vidspec.baselines.span import PrunedSpan
 from vidspec.engine.attention import split_count
 from vidspec.engine.block_kernels import triton_problem
@@ -48,7 +48,7 @@ def replaying(family, monkeypatch):
     return found
 
 
-@pytest.fixture(params=full_but(["qwen3_vl"], FUSED))
+@pytest.fixture(params=full_but(["qwen3_vl"], in_turn(FUSED, 2)))
 def engine(request, monkeypatch):
     return replaying(request.param, monkeypatch)
 

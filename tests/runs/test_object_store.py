@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs.shards import CLIP, rows, tar_of
+from tests.tiers import in_turn
 
 pytest.importorskip("moto")
 pytest.importorskip("s3fs")
@@ -132,7 +133,7 @@ def test_what_fails_sometimes_is_tried_again(store, fate):
     assert all(row["error"] is None for part in parts().values() for row in part)
 
 
-@pytest.mark.parametrize("fate", ["500", "drop"])
+@pytest.mark.parametrize("fate", in_turn(["500", "drop"], 2))
 def test_a_shard_that_never_comes_is_one_named_error(store, fate):
     store.front.failing = lambda method, path: fate if method == "GET" and path.endswith("00001.tar") else None
     ran = caption(*RUN)

@@ -80,7 +80,7 @@ def metric(url, name):
     return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"vidspec_{name} "))
 
 
-@pytest.mark.parametrize("name", full_but(["vanilla-sd", "sd-attention"], ["vanilla-sd", "sd-attention", "sd-tree"]))
+@pytest.mark.parametrize("name", full_but(["sd-attention"], ["vanilla-sd", "sd-attention"]))
 @pytest.mark.parametrize("fields", [{}, {"stream": True, "vidspec": {"details": True}}], ids=["plain", "estimated"])
 def test_a_further_question_reads_only_what_is_new(captioner_of, work, name, fields):
     captioner = captioner_of(name)

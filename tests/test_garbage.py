@@ -101,7 +101,7 @@ def test_a_user_who_turned_collection_off_is_left_alone():
         gc.enable()
 
 
-@pytest.mark.parametrize(("name", "ends"), full_but(USUAL, in_turn(IN_TURN, 4)))
+@pytest.mark.parametrize(("name", "ends"), full_but(USUAL, in_turn(IN_TURN, 6)))
 def test_models_end_with_their_captioner_without_a_collection(name, ends, forked_drafts):
     captioner = Captioner.from_profile(name, overrides=OVERRIDES)
     gc.disable()

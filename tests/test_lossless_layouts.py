@@ -18,8 +18,8 @@ USUAL = [
     ("embedded-qwen", "transposed", 1, "vanilla-sd"),
     ("embedded-qwen", "packed", 4, "vanilla-sd"),
 ]
-#: Every second profile with one layout, pair and number of clips in turn; in a sweep all with all.
-EVERY = in_turn([*product(BUILT_IN, LAYOUTS, BATCHES, LOSSLESS)], 37)
+#: A fourth of the profiles with one layout, pair and number of clips in turn; in a sweep all with all.
+EVERY = in_turn([*product(BUILT_IN, LAYOUTS, BATCHES, LOSSLESS)], 67)
 pytestmark = pytest.mark.usefixtures("forked_drafts", "clips_read_once")
 
 

@@ -336,7 +336,7 @@ def test_generate_repeats_itself_without(pair, settings):
     ("profile", "settings", "batch"),
     full_but(
         [("ar", "all", 4), ("vanilla-sd", "all", 1), ("sd-tree", "ngram", 4)],
-        in_turn([(profile, settings, batch) for profile in PROFILES for settings in SETTINGS for batch in (1, 4)], 3),
+        in_turn([(profile, settings, batch) for profile in PROFILES for settings in SETTINGS for batch in (1, 4)], 5),
     ),
 )
 def test_texts_are_those_of_generate(pair, profile, settings, batch):

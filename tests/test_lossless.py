@@ -167,7 +167,7 @@ def test_every_profile_on_every_family(random_pairs, family, number, profile):
     ("name", "number", "profile"),
     full_but(
         [(BUILT_IN[at % 2], LOSSLESS.index(one), one) for at, one in enumerate(MECHANISMS)],
-        in_turn([(name, *one) for name in BUILT_IN for one in enumerate(LOSSLESS)], 3),
+        in_turn([(name, *one) for name in BUILT_IN for one in enumerate(LOSSLESS)], 2),
     ),
 )
 def test_every_profile_on_the_built_in_pairs(built_in_pairs, name, number, profile):

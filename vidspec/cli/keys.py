@@ -15,7 +15,7 @@ from annotated_types import Ge, Le
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from vidspec.config.run_spec import RunSpec
+from vidspec.config.run_spec import RunSpec, Text
 from vidspec.config.sections import Flag, GenerateSection, ModelsSection, Section, VideoSection
 
 __all__ = [
@@ -69,7 +69,8 @@ def field_parameters(completions: Mapping[str, Completion], more: Mapping[str, s
         more: words before a field's help that the schema cannot know, such as the formats that are installed.
     """
     for name, field, flag in _flagged(RunSpec):
-        help, annotation, default = more.get(name, "") + f"{field.description}.", field.annotation, field.default
+        help, default = more.get(name, "") + f"{field.description}.", field.default
+        annotation = str | None if Text in _value_types(field) else field.annotation  # Typer 0.26 takes no other
         if name == "paths":
             parameter = typer.Argument(metavar=flag.metavar, help=help, show_default=False)
         else:

@@ -25,6 +25,7 @@ __all__ = [
     "EngineName",
     "ExistingFiles",
     "RunSpec",
+    "Text",
     "flag_of",
     "parse_batch",
     "parse_size",

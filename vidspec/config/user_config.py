@@ -29,11 +29,13 @@ __all__ = [
     "CHOSEN",
     "DEFAULT_PROFILE",
     "PAIRED",
+    "PLAIN",
     "ResolvedProfile",
     "UserConfig",
     "config_path",
     "read_config",
     "resolve",
+    "sets_a_method",
     "user_keys",
     "with_models",
     "write_models",
@@ -48,6 +50,17 @@ OWN_KEYS = ("profile", "format")
 SECTIONS = ("models", "video", "generate")
 #: Keys of the section ``models`` that choose them.
 CHOICE = ("pair", "target", "draft")
+
+
+#: Keys of plain decoding over those of the default profile.
+PLAIN: Mapping[str, object] = {
+    "name": "ar",
+    "draft.kind": "none",
+    "draft.gamma": 5,
+    "schedule.kind": "autoregressive",
+}
+#: Sections of which a user who sets any key has chosen a method.
+_METHOD = frozenset({"draft", "prune", "schedule", "accept", "lossy", "workers"})
 
 
 @dataclass(frozen=True)
@@ -83,6 +96,11 @@ def user_keys(
 
     variables = profiles.from_env(os.environ if env is None else env)
     return {**defaults.keys, **{key: value for key, (value, _) in variables.items()}, **overrides}
+
+
+def sets_a_method(keys: Mapping[str, object]) -> bool:
+    """Return whether the user has named a draft or set an option of a method."""
+    return any(key == "models.draft" or key.partition(".")[0] in _METHOD for key in keys)
 
 
 def config_path() -> Path:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from vidspec.config.profiles import Profile
-from vidspec.decoding.default_profile import PLAIN, sets_a_method
+from vidspec.config.user_config import PLAIN, sets_a_method
 from vidspec.draft_length.base import WindowSize
 from vidspec.draft_length.gamma import AutoGamma, FixedGamma
 from vidspec.draft_length.trees import MOST

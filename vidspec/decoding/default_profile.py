@@ -6,22 +6,20 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
-from vidspec.config.user_config import DEFAULT_PROFILE, ResolvedProfile, UserConfig, resolve, user_keys
+from vidspec.config.user_config import (
+    DEFAULT_PROFILE,
+    PLAIN,
+    ResolvedProfile,
+    UserConfig,
+    resolve,
+    sets_a_method,
+    user_keys,
+)
 from vidspec.models import machine
 
-__all__ = ["PLAIN", "resolve_profile", "sets_a_method"]
+__all__ = ["resolve_profile"]
 
 _LOG = logging.getLogger("vidspec")
-
-#: Keys of plain decoding over those of the default profile.
-PLAIN: Mapping[str, object] = {
-    "name": "ar",
-    "draft.kind": "none",
-    "draft.gamma": 5,
-    "schedule.kind": "autoregressive",
-}
-#: Sections of which a user who sets any key has chosen a method.
-_METHOD = frozenset({"draft", "prune", "schedule", "accept", "lossy", "workers"})
 
 
 def resolve_profile(name: str | None, overrides: Mapping[str, object], defaults: UserConfig) -> ResolvedProfile:
@@ -55,11 +53,6 @@ def resolve_profile(name: str | None, overrides: Mapping[str, object], defaults:
         )
         return replace(resolve(name, overrides, defaults, chosen=PLAIN), note=note)
     return resolve(name, overrides, defaults)
-
-
-def sets_a_method(keys: Mapping[str, object]) -> bool:
-    """Return whether the user has named a draft or set an option of a method."""
-    return any(key == "models.draft" or key.partition(".")[0] in _METHOD for key in keys)
 
 
 def _target_without_draft(keys: Mapping[str, object]) -> str | None:

@@ -34,6 +34,7 @@ from research.world.scene import draw_scene
 from vidspec.embedded.prompts import PROMPTS
 from vidspec.models import loading
 from vidspec.models.placement import resolve_placement
+from vidspec.models.request import DialogueTurn
 
 pytestmark = pytest.mark.full
 
@@ -248,7 +249,7 @@ def test_a_dialogue_is_what_the_chat_template_renders(family):
     model = loading.load_model(str(loading.embedded_folder(PAIRS[family.family], "draft")), resolve_placement())
     turns = [("A?", "Yes."), ("B?", "No."), ("C?", "It is."), ("D?", "")]
     text = encode(family, model.tokenizer, *turns)
-    whole = model.text_ids(model.span, "D?", None, turns[:3])
+    whole = model.text_ids(model.span, "D?", None, [DialogueTurn(*turn) for turn in turns[:3]])
     assert [*text.before, model.visual_id, *text.after[:-1]] == whole
     learned = [token for token, answer in zip(text.after, text.weights, strict=True) if answer]
     assert model.tokenizer.decode(learned) == "Yes.<|im_end|>No.<|im_end|>It is.<|im_end|><|im_end|>"

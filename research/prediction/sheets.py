@@ -22,11 +22,6 @@ class DataSheet(NamedTuple):
     flops: float
     memory: float
 
-    @property
-    def usable(self) -> float:
-        """Bytes that a process can allocate: all but those of the driver and of kernels."""
-        return 0.95 * self.memory
-
 
 #: Those whose passes are replayed (compute capability 8.0 and above), by a short name; of several sizes or forms the
 #: one with SXM or the most memory, unless named.

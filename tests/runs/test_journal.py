@@ -96,10 +96,10 @@ def test_what_is_no_journal_is_kept_aside(tmp_path, recorded, content):
     assert journal.replaced == tmp_path / "out.jsonl~" and journal.replaced.read_text() == content
 
 
-def test_fresh_begins_anew_and_keeps_the_older_file(tmp_path, recorded):
+def test_overwriting_begins_anew_and_keeps_the_older_file(tmp_path, recorded):
     path = tmp_path / "out.jsonl"
     fill(path, [recorded("a.mp4")])
-    fill(path, [recorded("b.mp4")], fresh=True)
+    fill(path, [recorded("b.mp4")], overwrite=True)
     assert names(path) == ["b.mp4"] and names(tmp_path / "out.jsonl~") == ["a.mp4"]
 
 

@@ -145,7 +145,7 @@ def test_csv_is_rendered_from_its_hidden_journal(clips, recorded, tmp_path):
         csv(path)
 
     def run():
-        output = csv(path, fresh=True)
+        output = csv(path, overwrite=True)
         note(output, recorded, clips[0])
         (tmp_path / "seen.csv").write_bytes(path.read_bytes())
         note(output, recorded, clips[1])
@@ -173,7 +173,7 @@ def test_a_file_of_others_is_kept_even_by_a_run_that_is_killed_at_once(clips, re
     path.write_text("precious\n")
     with monkeypatch.context() as patch:  # killed when the record was written, before the file is
         patch.setattr("vidspec.runs.run_file.write_whole", lambda *_: os._exit(9))
-        killed(lambda: note(csv(path, fresh=True), recorded, clips[0]))
+        killed(lambda: note(csv(path, overwrite=True), recorded, clips[0]))
     assert hidden_journal(path).read_text().count("a.mp4") and not path.exists()
     output = csv(path)
     note(output, recorded, clips[1])
@@ -217,7 +217,7 @@ def test_a_sidecar_of_others_is_kept(clips, recorded, settings):
         "1 file that no run wrote was kept: a.srt; --overwrite replaces them, keeping FILE~"
     ]
     assert Path("a.srt").read_text() == "made by hand"
-    output = sidecars("srt", clips, fresh=True)
+    output = sidecars("srt", clips, overwrite=True)
     note(output, recorded, clips[0])
     note(output, recorded, clips[0], settings=other)
     assert output.close(clips, complete=True)[0] == "files that were there before are kept as a.srt~"

@@ -1,32 +1,27 @@
-"""Methods that prune the target: their base class, shared scores and stage arithmetic; runs no model."""
+"""Rules for pruning the target: their contract, shared scores and stage arithmetic; runs no model."""
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from vidspec.bounds import LAYERS
 from vidspec.errors import ModelError
-from vidspec.lossy import LossyMethod
 from vidspec.pruning.base import best
 from vidspec.registry import key
 
 if TYPE_CHECKING:
     import torch
 
-    from vidspec.decoding.sequence import Sequence as ClipSequence
-    from vidspec.engine.requests import Steps
     from vidspec.models.base import EmbeddedPrompt, VisualTokens
-    from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = [
     "BlockSignals",
     "KeptTokens",
-    "StagedPruner",
-    "TargetPruner",
+    "PruningRule",
     "WholeBlocks",
     "last_row_attention",
     "on_average",
@@ -93,8 +88,8 @@ class KeptTokens(NamedTuple):
     into: torch.Tensor | None = None
 
 
-class TargetPruner(LossyMethod):
-    """Drops visual tokens of the target.
+class PruningRule(ABC):
+    """Chooses the visual tokens that each block of the target reads.
 
     ``retention`` is the share of the prompt's visual tokens that a block reads, on average over the blocks; ``keep``
     sets the shares directly.
@@ -105,17 +100,6 @@ class TargetPruner(LossyMethod):
     """
 
     similarity: float = 0.0
-
-    def prepare(self, target: VideoLanguageModel) -> None:
-        from vidspec.baselines.engine import check_blocks
-
-        check_blocks(target)
-        self.stages(target.layers)
-
-    def decode(self, sequence: ClipSequence) -> Steps[None]:
-        from vidspec.baselines.loop import decode
-
-        return decode(self, sequence)
 
     def before(self, prefix: EmbeddedPrompt) -> torch.Tensor | None:
         """Return (K,) sorted indices of the visual tokens that enter the first block; None for all."""
@@ -141,31 +125,6 @@ class TargetPruner(LossyMethod):
         entered the first block.
         """
         return None
-
-
-class StagedPruner(TargetPruner):
-    """Drops tokens after some of the blocks.
-
-    Args:
-        keep: the share of the prompt's visual tokens kept at each stage; None for the method's own shares, scaled to
-            ``retention``.
-        retention: mean share over the blocks.
-    """
-
-    #: Shares kept in the paper; only their ratios count.
-    paper: ClassVar[tuple[float, ...]] = (1.0,)
-
-    def __init__(self, keep: Sequence[float] | None, retention: float) -> None:
-        self.keep, self.retention = keep, retention
-
-    @abstractmethod
-    def placed(self, depth: int, shares: Sequence[float]) -> list[tuple[int, float]]:
-        """Return (number of blocks before the stage, share) of each stage in a model of ``depth`` blocks."""
-
-    def stages(self, depth: int) -> Mapping[int, float]:
-        if self.keep is None:
-            return on_average(self.placed(depth, self.paper), depth, self.retention)
-        return without_overlap(self.placed(depth, self.keep), depth)
 
 
 def share_of(tokens: int, share: float) -> int:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch.nn import functional as F
 
-from vidspec.baselines.base import BlockSignals, KeptTokens, TargetPruner, last_row_attention, share_of
+from vidspec.baselines.base import BlockSignals, KeptTokens, PruningRule, last_row_attention, share_of
 from vidspec.baselines.span import PrunedSpan
 from vidspec.engine.attention import PassAttention
 from vidspec.engine.choices import read_back_tokens
@@ -82,7 +82,7 @@ class PrunedTargetEngine:
         method: chooses the tokens to drop.
     """
 
-    def __init__(self, model: VideoLanguageModel, method: TargetPruner) -> None:
+    def __init__(self, model: VideoLanguageModel, method: PruningRule) -> None:
         self.engine, self.model, self.method = Engine(model), model, method
 
     @torch.inference_mode()
@@ -128,8 +128,8 @@ class PrunedTargetEngine:
         attention: PassAttention | None = None
         for index in range(decoder.depth):
             if attention is None or index + 1 in stages:
-                look = _BlockAttention(index) if index + 1 in stages else None
-                passing = Rows(span, prompt=prefix, stretch=(0, len(rows)), taps=look)
+                observed = _BlockAttention(index) if index + 1 in stages else None
+                passing = Rows(span, prompt=prefix, stretch=(0, len(rows)), taps=observed)
                 rotation = decoder.rotation(positions[:, rows])
                 attention = PassAttention([passing], decoder.scaling, decoder.windows)
             counts.append(len(rows))
@@ -137,10 +137,10 @@ class PrunedTargetEngine:
             if index < len(visual.deepstack):
                 features = visual.deepstack[index]
                 hidden = hidden.index_add(0, visual.index.to(hidden.device), features.to(hidden))
-            if look is None or look.seen is None:
+            if observed is None or observed.seen is None:
                 continue
             attention = None
-            choice = method.choose(BlockSignals(prefix, visual, hidden, *look.seen), stages[index + 1])
+            choice = method.choose(BlockSignals(prefix, visual, hidden, *observed.seen), stages[index + 1])
             if len(choice.kept) < len(visual):
                 hidden, visual, stays = _apply_choice(hidden, visual, choice)
                 rows = rows[stays.to(rows.device)]

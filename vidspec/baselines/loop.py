@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from vidspec.baselines.base import TargetPruner
+from vidspec.baselines.base import PruningRule
 from vidspec.baselines.engine import PrunedTargetEngine
 from vidspec.baselines.span import PrunedSpan
 from vidspec.decoding.prefill import TargetPrompt, open_target
@@ -31,7 +31,7 @@ class PrunedTarget(Target):
         return self._last_token
 
 
-def decode(method: TargetPruner, sequence: Sequence) -> Steps[None]:
+def decode(method: PruningRule, sequence: Sequence) -> Steps[None]:
     """Read the prompt, drop tokens by ``method``, and write the text."""
     setup, trace = sequence.setup, sequence.trace
     engine = PrunedTargetEngine(setup.target.model, method)

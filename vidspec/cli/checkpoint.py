@@ -141,7 +141,7 @@ class CheckpointReport:
 
     @property
     def _qualification(self) -> str:
-        """How far its family is supported, after the word."""
+        """Limits of the support of its family, after the word."""
         if self.text:
             return " as a draft only"
         return "" if is_local(self.name) or is_listed(self.name) else " by its layout; this name is not listed"

@@ -32,7 +32,7 @@ def _print_clips(plan: RunPlan) -> int:
     from vidspec.runs.writers import StdoutLines
 
     spec, entries, settings = plan.spec, plan.entries, plan.settings
-    store = plan.open_store(look=True)
+    store = plan.open_store(read_only=True)
     tally = Tally()
     jobs = plan_clips(entries, store, settings, tally, checksum=spec.checksum, retry=spec.retry_failed)
     todo = {job.number: planned_clip(job, settings.config) for job in jobs}
@@ -81,7 +81,7 @@ def _print_shards(plan: RunPlan) -> int:
     from vidspec.runs.writers import StdoutLines
 
     spec, shards, settings = plan.spec, plan.entries, plan.settings
-    output = plan.open_store(look=True).part_files
+    output = plan.open_store(read_only=True).part_files
     assert output is not None
     parts = {shard: output.finished_part(shard, settings.of(shard)) for shard in shards}
     out = StdoutLines()

@@ -76,7 +76,7 @@ def _write(path: Path, content: Iterable[bytes], form: OutputFormat) -> Path | N
     from vidspec.runs.run_file import appended_lines
 
     def appended(marks: FileMarks, mark: FileMark) -> bytes:
-        return appended_lines(Journal(marks.journal, look=True), mark, form)
+        return appended_lines(Journal(marks.journal, read_only=True), mark, form)
 
     with lock_file(Path(os.path.realpath(path)), path):
         state = KnownFiles().state(path, appended)

@@ -18,6 +18,7 @@ from vidspec.registry import nearest
 
 __all__ = [
     "TABLE",
+    "USABLE",
     "AssumedAcceptance",
     "Card",
     "DraftKind",
@@ -35,6 +36,8 @@ __all__ = [
 
 #: The file of the table.
 TABLE = Path(__file__).with_suffix(".yaml")
+#: Share of a card's memory that a process can allocate: all but that of the driver and of kernels.
+USABLE = 0.95
 DraftKind = Literal["model", "int8", "int4", "eagle3"]
 
 
@@ -47,8 +50,8 @@ class Card(NamedTuple):
 
     @property
     def usable(self) -> float:
-        """Bytes that a process can allocate: all but those of the driver and of kernels."""
-        return 0.95 * self.memory
+        """Bytes that a process can allocate."""
+        return USABLE * self.memory
 
 
 class AssumedAcceptance(NamedTuple):

@@ -49,7 +49,7 @@ class ClipFiles(Renderer):
         own = self.store.journals.path(job)
         if own not in self._other_journals:
             paths = sorted(own.parent.glob(".vidspec*.jsonl"))
-            self._other_journals[own] = [Journal(path, look=True) for path in paths if path.name != own.name]
+            self._other_journals[own] = [Journal(path, read_only=True) for path in paths if path.name != own.name]
         yield from self._other_journals[own]
 
     def states(self, job: Job) -> dict[Path, FileState]:
@@ -65,7 +65,7 @@ class ClipFiles(Renderer):
 
     def _is_kept(self, state: FileState) -> bool:
         """Return True if a file in this state is not replaced."""
-        return not self.store.fresh and (state == "edited" or (state == "foreign" and self._existing == "skip"))
+        return not self.store.overwrite and (state == "edited" or (state == "foreign" and self._existing == "skip"))
 
     def _replaces_foreign(self, job: Job, names: SidecarNames) -> bool:
         return self._existing != "skip" and self.state(job, names) == "foreign"

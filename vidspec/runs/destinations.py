@@ -218,9 +218,9 @@ def check_files_distinct(
 
 
 def open_store(
-    spec: RunSpec, destinations: Sequence[Destination], entries: Sequence[Job], shard: Shard | None, *, look: bool
+    spec: RunSpec, destinations: Sequence[Destination], entries: Sequence[Job], shard: Shard | None, *, read_only: bool
 ) -> RunStore:
-    """Open, lock and repair the destinations before any model is loaded; read-only and without streams if ``look``.
+    """Open the destinations before any model is loaded; unless ``read_only``, lock and repair them, and open streams.
 
     Raises:
         UsageError: a file cannot be written, or another run is writing it.
@@ -228,13 +228,13 @@ def open_store(
     from vidspec.runs.run_store import RunStore
     from vidspec.runs.writers import Stream
 
-    shown = [_renderer(spec, place, entries, look=look) for place in destinations]
-    shown = [one for one in shown if not (look and isinstance(one, Stream))]
+    shown = [_renderer(spec, place, entries, read_only=read_only) for place in destinations]
+    shown = [one for one in shown if not (read_only and isinstance(one, Stream))]
     label = shard.label if shard else ""
-    return RunStore(shown, entries, label=label, fresh=spec.overwrite, look=look)
+    return RunStore(shown, entries, label=label, overwrite=spec.overwrite, read_only=read_only)
 
 
-def _renderer(spec: RunSpec, place: Destination, entries: Sequence[Job], *, look: bool) -> Renderer:
+def _renderer(spec: RunSpec, place: Destination, entries: Sequence[Job], *, read_only: bool) -> Renderer:
     """Return what shows the records in a destination."""
     from vidspec.runs.clip_files import ClipFiles
     from vidspec.runs.part_files import PartFiles
@@ -248,7 +248,7 @@ def _renderer(spec: RunSpec, place: Destination, entries: Sequence[Job], *, look
         return ClipFiles(place.names, spec.existing or "skip")
     if path is None:
         return Stream(StdoutLines(prose=form.is_prose), form, order=order)
-    if spec.output is None and not look:
+    if spec.output is None and not read_only:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:

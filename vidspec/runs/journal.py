@@ -40,9 +40,9 @@ class Journal:
 
     Args:
         path: the file; created with the first record, so that a run that fails early leaves nothing.
-        fresh: start over. An earlier file, even one without records, is kept as ``NAME~``; its marks stay known.
+        overwrite: start over. An earlier file, even one without records, is kept as ``NAME~``; its marks stay known.
         visible: True if users see the file, so that a caption is not dropped from it without a backup.
-        look: read only, also while another run writes: no lock, no repair, no new records.
+        read_only: no lock, no repair, no new records; also while another run writes.
 
     Attributes:
         index: the lines that count.
@@ -57,9 +57,9 @@ class Journal:
         OutputError: it cannot be read or written.
     """
 
-    def __init__(self, path: Path, *, fresh: bool = False, visible: bool = False, look: bool = False) -> None:
+    def __init__(self, path: Path, *, overwrite: bool = False, visible: bool = False, read_only: bool = False) -> None:
         self.path = Path(os.path.realpath(path))
-        self.shown, self.look = path, look
+        self.shown, self.read_only = path, read_only
         self.replaced: Path | None = None
         self.repaired = 0
         self.damaged = 0
@@ -67,13 +67,13 @@ class Journal:
         self.index, self._size = JournalIndex(FileMarks(self.path)), 0
         self._file: int | None = None
         self._user_visible = visible
-        self._lock = None if look else lock_file(self.path, path)
+        self._lock = None if read_only else lock_file(self.path, path)
         try:
             self.foreign = not self._load()
         except OSError as error:
             self._unlock()
             raise self._failure(error) from None
-        self._needs_backup = self.foreign or fresh
+        self._needs_backup = self.foreign or overwrite
         if self._needs_backup:
             self.index, self._size = JournalIndex(self.index.marks, self.index.existing), 0
 
@@ -108,7 +108,7 @@ class Journal:
             OutputError: it cannot be written, and the file is unchanged; or (kind ``gone``) the record went to a file
                 that has been moved or deleted.
         """
-        if self.look:
+        if self.read_only:
             return
         line = encode_line(json_text(record) + "\n")
         self._write(line, sync=True)
@@ -228,12 +228,12 @@ class Journal:
                     return False
                 if record is None and not ended:  # torn by a crash
                     self.repaired = len(line)
-                    if not self.look:
+                    if not self.read_only:
                         os.truncate(self.path, self._size)
                     break
                 if not ended:  # only the newline is missing
                     line += b"\n"
-                    if not self.look:
+                    if not self.read_only:
                         with self.path.open("ab") as end:
                             end.write(b"\n")
                 if record is not None:
@@ -242,7 +242,7 @@ class Journal:
                     bad.append(line)
                     self.index.entries.append(JournalEntry(self, self._size, len(line)))
                     self._size += len(line)
-        if bad and not self.look:  # disk damage, not a crash: keep the bytes
+        if bad and not self.read_only:  # disk damage, not a crash: keep the bytes
             with self.path.with_name(self.path.name + ".damaged").open("ab") as damaged_file:
                 damaged_file.writelines(bad)
             self.damaged = len(bad)
@@ -279,7 +279,7 @@ class Journal:
             self._lock.release()
 
     def _failure(self, error: OSError) -> OutputError:
-        if self.look:
+        if self.read_only:
             return OutputError(f"{self.shown}: cannot be read: {error.strerror or error}")
         return unwritable_error(self.shown, error)
 

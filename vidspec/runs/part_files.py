@@ -66,12 +66,12 @@ class PartFiles(Renderer):
             raise UsageError("two shards of one name would share a part", hint="caption them into folders of their own")
         if set(map(_absolute, names)) & set(map(_absolute, names.values())):
             raise UsageError(f"--output-dir {folder}: captions would replace their shards", hint="another folder")
-        if not (store.look or is_url(folder)):
+        if not (store.read_only or is_url(folder)):
             make_folder(Path(folder))
         existing = list_names(folder)
         earlier_names = {shard: name for shard, name in names.items() if posixpath.basename(name) in existing}
-        if store.fresh:
-            for old, name in earlier_names.items() if not store.look else ():
+        if store.overwrite:
+            for old, name in earlier_names.items() if not store.read_only else ():
                 self._journal_of(old).unlink(missing_ok=True)
                 if not is_url(name):
                     back_up(Path(name))

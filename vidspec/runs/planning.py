@@ -102,15 +102,15 @@ class RunPlan:
 
         return demo_notes(self.profile.models.pair, self.profile.models.target, self.prompts)
 
-    def open_store(self, *, look: bool = False) -> RunStore:
-        """Open, lock and repair the destinations, unless ``look``; a task of a job array is noted beside them.
+    def open_store(self, *, read_only: bool = False) -> RunStore:
+        """Open, lock and repair the destinations, unless ``read_only``; a task of a job array is noted beside them.
 
         Raises:
             UsageError: a file cannot be written, or another run is writing it.
         """
-        if not look:
+        if not read_only:
             save_array(self.spec, self.sources, self.shard)
-        return open_store(self.spec, self.destinations, self.entries, self.shard, look=look)
+        return open_store(self.spec, self.destinations, self.entries, self.shard, read_only=read_only)
 
 
 def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = False) -> RunPlan:

@@ -47,24 +47,24 @@ class RunFile(Renderer):
         super().open(store)
         journal = store.journals.of()
         if self._is_journal:
-            if not store.fresh:
+            if not store.overwrite:
                 self._reject_other_records(journal)
             return
         sources = [journal]
         if (earlier := hidden_journal(self.path)) != store.journals.path() and earlier.exists():
-            sources.append(Journal(earlier, look=True))  # version 0.3.0 kept the records of each file on their own
+            sources.append(Journal(earlier, read_only=True))  # version 0.3.0 kept the records of each file on their own
         known = {one.index.marks: one for one in sources}
         state = file_state(self.path, known, lambda marks, mark: appended_lines(known[marks], mark, self.form))
-        self._replaceable = not store.fresh and state in ("free", "written")
-        if not (self._replaceable or store.fresh):
-            file = Journal(self.path, look=True) if self.form.is_journal else None
+        self._replaceable = not store.overwrite and state in ("free", "written")
+        if not (self._replaceable or store.overwrite):
+            file = Journal(self.path, read_only=True) if self.form.is_journal else None
             if file is None or file.foreign:
                 raise self._refusal(state)
             self._replaceable = not self._adopt(file)
         for old in sources[1:]:
-            if not store.fresh:
+            if not store.overwrite:
                 self._adopt(old)
-            if not store.look:
+            if not store.read_only:
                 back_up(earlier)
 
     def _adopt(self, source: Journal) -> bool:
@@ -72,7 +72,7 @@ class RunFile(Renderer):
 
         Captions that differ count if they come from the file itself.
         """
-        if not self.store.look:
+        if not self.store.read_only:
             return self.store.journals.adopt(source.records(), edits=source.shown == self.path)
         index = self.store.journals.of().index
         for entry in [one for one in source.index.current() if not index.parts(one.clip, one.settings)]:
@@ -99,7 +99,7 @@ class RunFile(Renderer):
             raise UsageError(f"{self.path}: holds records of --format {other}", hint="go on with that, or --overwrite")
 
     def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
-        if not (captioned and self.store.fresh and self.path.is_file() and self.path.stat().st_size):
+        if not (captioned and self.store.overwrite and self.path.is_file() and self.path.stat().st_size):
             return {}
         return {self.path: f"replaced, kept as {backup_of(self.path)}"}
 

@@ -25,8 +25,8 @@ class RunJournals:
         find: finds the path of the journal of a clip, or of the run; None if no records are kept.
         visible: files that users see.
         measured: records without measurements do not count.
-        fresh: start over; earlier files are kept as ``NAME~``.
-        look: read only, also while another run writes.
+        overwrite: start over; earlier files are kept as ``NAME~``.
+        read_only: lock and write nothing, also while another run writes.
     """
 
     def __init__(
@@ -35,10 +35,11 @@ class RunJournals:
         *,
         visible: Collection[Path],
         measured: bool,
-        fresh: bool,
-        look: bool,
+        overwrite: bool,
+        read_only: bool,
     ) -> None:
-        self._find, self._visible, self._measured, self._fresh, self._look = find, visible, measured, fresh, look
+        self._find, self._visible, self._measured = find, visible, measured
+        self._overwrite, self._read_only = overwrite, read_only
         self._journals: dict[Path, Journal] = {}
         self._lost: dict[Path, OutputError] = {}  # journals that cannot be written any more
         self._folders = 0  # with a journal
@@ -71,9 +72,11 @@ class RunJournals:
         if path in self._lost:
             raise self._error(self._lost[path])
         if path not in self._journals:
-            if not self._look:
+            if not self._read_only:
                 make_folder(path.parent)
-            self._journals[path] = Journal(path, fresh=self._fresh, visible=path in self._visible, look=self._look)
+            self._journals[path] = Journal(
+                path, overwrite=self._overwrite, visible=path in self._visible, read_only=self._read_only
+            )
         return self._journals[path]
 
     def path(self, job: Job | None = None) -> Path:

@@ -35,8 +35,8 @@ class RunStore:
         renderers: in the order in which they get a record: files for each clip last, as one of these may fail alone.
         jobs: the clips, or the shards.
         label: label of the shard of the run.
-        fresh: start over; earlier files are kept as ``NAME~``.
-        look: read only, also while another run writes.
+        overwrite: start over; earlier files are kept as ``NAME~``.
+        read_only: lock and write nothing, also while another run writes.
 
     Raises:
         UsageError: a file is there that may not be replaced, another run is writing it, or no journal can be written.
@@ -48,10 +48,10 @@ class RunStore:
         jobs: Iterable[Job] = (),
         *,
         label: str = "",
-        fresh: bool = False,
-        look: bool = False,
+        overwrite: bool = False,
+        read_only: bool = False,
     ) -> None:
-        self.renderers, self.fresh, self.look = tuple(renderers), fresh, look
+        self.renderers, self.overwrite, self.read_only = tuple(renderers), overwrite, read_only
         files = [one for one in self.renderers if isinstance(one, RunFile)]
         find = _journal_place(self.renderers, label)
         self._file_journal = find(None) if find is not None and files else None
@@ -59,11 +59,11 @@ class RunStore:
             find,
             visible={one.path for one in files},
             measured=any(one.form.measured for one in files),
-            fresh=fresh,
-            look=look,
+            overwrite=overwrite,
+            read_only=read_only,
         )
         with contextlib.ExitStack() as undo:
-            for path in [one.path for one in files if one.path != self._file_journal and not look]:
+            for path in [one.path for one in files if one.path != self._file_journal and not read_only]:
                 undo.callback(lock_file(Path(os.path.realpath(path)), path).release)
             undo.callback(self.journals.close, [])
             if files:
@@ -97,7 +97,7 @@ class RunStore:
         """
         if self.journals:
             self.journals.of(job)
-        for one in () if self.look else self.renderers:
+        for one in () if self.read_only else self.renderers:
             one.check(job)
 
     def leaves(self, job: Job) -> bool:
@@ -125,7 +125,7 @@ class RunStore:
         Raises:
             OutputError: it could not be written; of kind :data:`ONE_CLIP` if those of other clips still can.
         """
-        if self.look or not self.keeps(job):
+        if self.read_only or not self.keeps(job):
             return
         for one in self.renderers:
             one.prepare(job, record)
@@ -146,7 +146,7 @@ class RunStore:
 
     def restore(self, job: Job, settings: str) -> None:
         """Show a clip that needs no captioning, where it is missing."""
-        for one in () if self.look else self.renderers:
+        for one in () if self.read_only else self.renderers:
             one.restore(job, settings)
 
     def close(self, jobs: Sequence[Job], *, complete: bool) -> list[str]:

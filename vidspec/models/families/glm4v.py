@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, VisionOutput, families
+from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
 from vidspec.models.families.qwen2_5_vl import Qwen25VL
 from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, ProcessorConfig, pool_features
 from vidspec.models.preprocess_qwen import GridRules, patches
@@ -40,6 +40,7 @@ class Glm4v(Qwen25VL):
     """
 
     family = "glm4v"
+    step_positions: ClassVar[float | None] = 0.0  # text separates the steps, and each starts its own time axis
     visual_token: ClassVar[str] = "image_token_id"
     chat_template: ClassVar[str] = CHAT_TEMPLATE
     default_rules: ClassVar[GridRules] = GridRules(
@@ -96,12 +97,3 @@ class Glm4v(Qwen25VL):
         units, (_, rows, columns) = self._group_patches(halved)
         squares = units.unflatten(0, (-1, self.merge, self.merge)).permute(0, 3, 1, 2)
         return [self.tower.merger(self.tower.downsample(squares).flatten(1))], (rows, columns)
-
-    def _interval(self, seconds: Sequence[float]) -> float:
-        """Return 0: text separates the steps, and each starts its own time axis."""
-        return 0.0
-
-    def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
-        inputs = super().stock_pixels(pixels, prefix)
-        del inputs["second_per_grid_ts"]
-        return inputs

@@ -45,6 +45,8 @@ class Qwen25VL(VideoLanguageModel):
 
     family = "qwen2_5_vl"
     even_steps: ClassVar[bool] = True
+    #: Positions on the time axis per temporal step; None if they follow the clock.
+    step_positions: ClassVar[float | None] = None
     vision_attention: ClassVar[str | None] = WINDOWS
     chat_template: ClassVar[str] = CHAT_TEMPLATE
     default_rules: ClassVar[GridRules] = GridRules(
@@ -148,17 +150,21 @@ class Qwen25VL(VideoLanguageModel):
 
     def _interval(self, seconds: Sequence[float]) -> float:
         """Return the positions on the time axis per temporal step."""
+        if self.step_positions is not None:
+            return self.step_positions
         return float(self.model.config.vision_config.tokens_per_second) * seconds_per_step(seconds)
 
     def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
         token_types = torch.zeros_like(prefix.token_ids)
         token_types[prefix.visual.index] = 2  # 0 text, 1 image, 2 video
-        return {
+        inputs: dict[str, object] = {
             "mm_token_type_ids": token_types[None],
             "pixel_values_videos": pixels.on(self.device, self.vision_dtype),
             "video_grid_thw": torch.tensor([pixels.grid], device=self.device),
-            "second_per_grid_ts": torch.tensor([seconds_per_step(pixels.seconds)], device=self.device),
         }
+        if self.step_positions is None:
+            inputs["second_per_grid_ts"] = torch.tensor([seconds_per_step(pixels.seconds)], device=self.device)
+        return inputs
 
 
 def mrope(length: int, rows: torch.Tensor, vision: VisionOutput | None, interval: float) -> tuple[torch.Tensor, int]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput, families
+from vidspec.models.base import Pixels, VisionOutput, families
 from vidspec.models.families.qwen2_5_vl import TURNS, Qwen25VL
 from vidspec.models.preprocess_qwen import GridRules, patches
 
@@ -32,6 +32,7 @@ class Qwen3VL(Qwen25VL):
     """
 
     family = "qwen3_vl"
+    step_positions: ClassVar[float | None] = 0.0  # text separates the steps, and each starts its own time axis
     chat_template: ClassVar[str] = CHAT_TEMPLATE
     default_rules: ClassVar[GridRules] = GridRules(
         min_pixels=128 * 32**2, max_pixels=768 * 32**2, max_video_tokens=768, whole_clip=True
@@ -59,12 +60,3 @@ class Qwen3VL(Qwen25VL):
     def _encode_levels(self, values: torch.Tensor, grid: torch.Tensor) -> list[torch.Tensor]:
         found = self.model.get_video_features(values, grid)
         return [found.pooler_output[0], *(level[0] for level in found.deepstack_features)]
-
-    def _interval(self, seconds: Sequence[float]) -> float:
-        """Return 0: text separates the steps, and each starts its own time axis."""
-        return 0.0
-
-    def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
-        inputs = super().stock_pixels(pixels, prefix)
-        del inputs["second_per_grid_ts"]
-        return inputs

@@ -47,7 +47,9 @@ if shutil.which("nvidia-smi") is None:
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, by whomever
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tiers.mark_full(items)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked or "VIDSPEC_GPU_SMOKE" in os.environ:  # of which those run that mean something on a CPU
         return

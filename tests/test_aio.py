@@ -67,6 +67,7 @@ def test_captions_are_those_of_the_captioner_and_share_passes(own, small_caption
     assert max(sizes) > 1
 
 
+@pytest.mark.full
 def test_several_prompts_about_a_clip(own, small_captioner, tmp_path):
     prompts = ["Describe the video.", "What moves?", "Which colours are there?"]
     expected = small_captioner.captions(CLIPS[0], prompts, max_new_tokens=16)
@@ -99,6 +100,7 @@ def test_errors_are_those_of_the_call(own, tmp_path):
     run(work())
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("how", ["cancelled", "broken off"])
 def test_a_call_that_ends_early_frees_its_place(own, how, small_captioner, slow_passes):
     slab, begun = own.target.model.decoder.slab, asyncio.Event()

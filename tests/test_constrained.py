@@ -106,6 +106,7 @@ IN_TURN = [
 ]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("profile", "penalty", "batch"), full_but(USUAL, in_turn(IN_TURN, 3)))
 def test_texts_are_those_of_generate(pair, profile, penalty, batch):
     penalty = PENALTIES[penalty]

@@ -84,6 +84,7 @@ def test_every_answer_is_that_of_a_fresh_prefill(pair_of, family):
             assert one.question["reused"] > visual and one.question["reused_by_draft"] > visual
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("family", full_but(["qwen2_5_vl"], ["llava_onevision", "qwen2_5_vl"]))
 @pytest.mark.parametrize(
     "name",
@@ -113,6 +114,7 @@ def test_drafters(pair_of, family, name):
     assert (answers[1].question["reused"] == 0) == (name == "std")  # which looks at the target's prefill
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", full_but(["hippo"], ["parallelvlm", "hippo"]))
 def test_beside_each_other(pair_of, forked_drafts, name):
     with captioner(pair_of("llava_onevision"), name, **{"models.dtype": "float32"}) as fast:
@@ -164,6 +166,7 @@ def asked_at_once(captioner, clip=CLIP):
     return [captioner.caption(clip, prompt=one).token_ids for one in QUESTIONS], captioner.captions(clip, QUESTIONS)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", full_but(["qwen2_5_vl"], sorted(FAMILIES)))
 def test_prompts_at_once(pair_of, family):
     alone, together = asked_at_once(captioner(pair_of(family)))
@@ -260,6 +263,7 @@ def test_a_turn_that_is_given_up_was_not_asked(pair_of):
     assert second.token_ids == anew.token_ids
 
 
+@pytest.mark.full
 def test_options_of_one_question(pair_of):
     fast = captioner(pair_of("llava_onevision"))
     dialogue = fast.dialogue(CLIP, repetition_penalty=1.2)

@@ -125,6 +125,7 @@ def alone(pair, name, paths):
     return found
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", full_but(["hippo", "sd-adaptive-tree", "specvlm"], in_turn(LOSSLESS, 4)))
 def test_every_method_drafts_in_company_and_from_chunks(pair, clips, name, monkeypatch):
     expected = alone(pair, name, clips)
@@ -149,6 +150,7 @@ def test_parallel_prefill_of_a_prompt_in_chunks_under_m_rope(qwen, clips, name, 
     check(qwen, name, clips, 4, 4, expected)
 
 
+@pytest.mark.full
 def test_what_is_kept_does_not_depend_on_chunks_or_company(pair, clips, monkeypatch):
     """The draft sees the same visual tokens, however the target's prompt was read."""
     from vidspec.events.events import Prefilled

@@ -148,6 +148,7 @@ def test_profiles_are_found():
     assert len(CLIPS) == 4
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize(
     ("family", "number", "profile"),
     full_but(
@@ -163,6 +164,7 @@ def test_every_profile_on_every_family(random_pairs, family, number, profile):
         check(pair, captioner, clip)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("name", "number", "profile"),
     full_but(
@@ -339,6 +341,7 @@ def test_loops_are_stopped_at_the_same_token(random_pair, profile):
     assert plain.ended == fast.ended == "loop"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("family", full_but(["qwen2_5_vl", "smolvlm"], sorted(families.names())))
 def test_a_picture_is_captioned_by_every_family(random_pairs, family, tmp_path):
     """As a clip of one frame, whatever number of frames its preprocessing makes groups of."""

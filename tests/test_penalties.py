@@ -87,6 +87,7 @@ def test_plain_decoding_of_a_table(penalties):
     assert written(penalties)[0] == expected != greedy_text(TARGET, LIMITS)
 
 
+@pytest.mark.quick(15)
 @pytest.mark.parametrize("penalties", EACH, ids=str)
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_greedy_texts_of_a_table(kind, penalties):
@@ -332,6 +333,7 @@ def test_generate_repeats_itself_without(pair, settings):
         assert len(set(penalised)) > len(set(plain)) or settings == "ngram"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("profile", "settings", "batch"),
     full_but(
@@ -350,6 +352,7 @@ def test_texts_are_those_of_generate(pair, profile, settings, batch):
         assert 0 < accepted < drafted
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("profile", ["vanilla-sd", "sd-tree"])
 def test_replayed_passes(pair, monkeypatch, profile):
     """A device feeds drafted tokens back by itself: those of chains, but for runs, and of trees without penalties."""

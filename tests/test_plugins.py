@@ -158,6 +158,7 @@ def looked_up(plain):
     return Captioner(profiles.load(str(EXAMPLE), FEW, env={}), model, None), text
 
 
+@pytest.mark.full
 def test_a_drafter_without_a_model_drafts_in_turns(looked_up):
     captioner, plain = looked_up
     found = captioner.caption(CLIP)

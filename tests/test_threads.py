@@ -66,6 +66,7 @@ def other(small_captioner, name="vanilla-sd", **overrides):
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "threads", "calls"),
     full_but(

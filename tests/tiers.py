@@ -31,6 +31,20 @@ def in_turn(values: Iterable[Any], step: int) -> Sequence[Any]:
     return [*values] if os.environ.get(EVERY) else [*values][::step]
 
 
+def mark_full(items: Iterable[pytest.Item]) -> None:
+    """Mark ``full`` what ``quick(count)`` leaves out of a test's parameters; those it keeps lie evenly among them."""
+    tests: dict[str, tuple[int, list[pytest.Item]]] = {}
+    for item in items:
+        mark = item.get_closest_marker("quick")
+        if mark and not item.get_closest_marker("full"):
+            tests.setdefault(item.nodeid.partition("[")[0], (mark.args[0], []))[1].append(item)
+    for count, usual in tests.values():
+        kept = {place * len(usual) // count for place in range(count)}
+        for place, item in enumerate(usual):
+            if place not in kept:
+                item.add_marker(pytest.mark.full)
+
+
 def full_but(usual: Iterable[Any], values: Iterable[Any]) -> list[Any]:
     """Values for ``parametrize``, of which ``make test`` runs the usual ones alone.
 

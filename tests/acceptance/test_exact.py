@@ -194,6 +194,7 @@ class TakesTheFirstBranch(AcceptsAll):
         return verdict
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("sampling", full_but(SAMPLINGS[-1:], SAMPLINGS), ids=str)
 def test_texts_from_trees_have_the_targets_distribution(sampling):
     texts = draws_with_a_tree(exact, sampling, GREEDY, examples(2000))
@@ -216,6 +217,7 @@ def test_greedy_walk_down_a_tree():
     assert ExactRule()(tree, window_pass(tree, rows), RNG) == Verdict((), 0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("sampling", full_but(SAMPLINGS[-1:], SAMPLINGS), ids=str)
 @pytest.mark.parametrize("greedy_draft", [False, True], ids=["sampled draft", "greedy draft"])
 @pytest.mark.parametrize("texts_of", full_but([draws_of_the_schedule], [draws_of_the_rule, draws_of_the_schedule]))

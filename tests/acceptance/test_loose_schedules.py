@@ -69,6 +69,7 @@ def pair():
         made.slot.drop()
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [

@@ -32,6 +32,7 @@ def test_a_draft_needs_a_target():
     assert ModelSource(target="x").names == ("x", None)
 
 
+@pytest.mark.full
 def test_a_target_of_codes_is_measured_as_one_and_never_silently_otherwise():
     eight, plain = LoadedModels(ModelSource(weights="int8")), LoadedModels(ModelSource())
     ours, theirs = (one.captioner("ar", {"video.frames": 4, "generate.max_new_tokens": 4}) for one in (eight, plain))

@@ -206,6 +206,7 @@ def broken():
     raise GenerationError("good.mp4: out of luck")
 
 
+@pytest.mark.full
 def test_a_reader_that_has_enough(vidspec):
     """As ``| head -c 10`` is: nothing but the exit code says that the text did not end."""
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); {SLOW}"

@@ -12,6 +12,7 @@ from vidspec.errors import VideoError
 FEW = ("--frames", "4", "--max-new-tokens", "3", "--profile", "sd-attention")
 
 
+@pytest.mark.full
 def test_a_clip_gives_the_picture(real, capsys):
     assert main(["caption", str(shipped()[0]), *FEW, "--heatmap", "heat.png"]) == 0
     assert capsys.readouterr().out.strip()

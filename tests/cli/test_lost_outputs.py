@@ -85,6 +85,7 @@ TAKEN = [
 ]
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(("args", "action"), TAKEN)
 @pytest.mark.parametrize("at", [2, 4])
 def test_an_output_that_is_taken_away_stops_the_run(vidspec, meanwhile, args, action, at):
@@ -248,6 +249,7 @@ def test_lines_of_the_log_are_whole_when_there_is_room_again(tmp_path):
     assert len(said) == 1 and "the disk is full" in said[0]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("first", "second"), [("csv", "jsonl"), ("jsonl", "csv"), ("csv", "text"), ("json", "csv")])
 def test_a_run_in_another_format_leaves_a_live_output_alone(vidspec, first, second):
     path = Path("out/out")
@@ -320,6 +322,7 @@ def test_a_signal_restores_the_terminal_and_keeps_what_is_done(number, word, hee
     assert len(Path("out/out.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.full
 def test_ctrl_c_that_is_pressed_again_and_again_shows_no_traceback():
     """While files are closed, and until the process has gone."""
     command, env = terminated(0, 60)

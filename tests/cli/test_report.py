@@ -13,6 +13,7 @@ from vidspec.embedded.samples import shipped
 FEW = ("--frames", "4", "--max-new-tokens", "6", "--profile", "sd-attention")
 
 
+@pytest.mark.full
 def test_a_run_gives_its_page_and_its_records_another(real, capsys):
     asked = ("--format", "json", "-o", "run.json", "--trace", "trace.json", "--baseline")
     assert main(["caption", str(shipped()[0]), *FEW, *asked, "--report", "page.html"]) == 0

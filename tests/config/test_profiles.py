@@ -59,6 +59,7 @@ def test_packaged_profiles_load_and_say_what_they_are():
         assert "\n" not in info.about and info.source == "packaged"
 
 
+@pytest.mark.full
 def test_profiles_that_are_the_same_thing_say_so():
     found = group_equal_profiles({name: load(name, env={}) for name in PACKAGED})
     twins = {first: others for first, others in found.items() if others}

@@ -33,6 +33,7 @@ def shapes(monkeypatch):
     return found
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("name", "way"),
     full_but(

@@ -120,6 +120,7 @@ def watched(monkeypatch, change=lambda emitted, tokens: tokens):
     return rounds
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("family", "kind", "visual"),
     full_but(
@@ -160,6 +161,7 @@ def test_texts_are_those_of_plain_decoding(pairs, family):
     assert expected != plain and pair.texts(pair.captioner(**drawn), 4) == expected
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("profile", full_but(["sparrow"], ["sparrow", "dflash", "dflash-specvlm"]))
 def test_texts_of_a_built_in_pair_are_those_of_plain_decoding(profile):
     """With the head that comes with it, which is right now and then."""
@@ -242,6 +244,7 @@ class ToyBlocks(ToyEngine):
         return PassResult(logits, logits)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("penalised", [False, True])
 def test_drawn_texts_have_the_targets_distribution(penalised):
     """By rejection sampling with the distribution of each position, whatever drafts; wrong ones would show."""

@@ -73,6 +73,7 @@ def test_profiles_are_the_papers(name):
     assert (draft.kind, draft.gamma, draft.divergence, draft.history) == ("ensemble", 5, "kl", None)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", CONTEXTS)
 def test_events_and_record(captioned, pair, name):
     _, prefilled, *rounds, finished = captioned(name)
@@ -124,6 +125,7 @@ def test_the_video_of_an_ensemble_can_be_pruned(captioned):
     assert events[-1].caption.token_ids == captioned("ar")[-1].caption.token_ids
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("divergence", ["kl", "tvd"])
 @pytest.mark.parametrize("history", full_but([16], [1, 16]))
 @pytest.mark.parametrize("weights", ["grid", "softmax", "inverse"])
@@ -231,6 +233,7 @@ def test_a_captioner_that_fails(pair, monkeypatch):
     assert captioner.caption(CLIP).caption == captioner.baseline(CLIP).caption
 
 
+@pytest.mark.full
 def test_a_captioner_is_loaded_by_its_name():
     overrides = {"models.captioner": str(checkpoint("blip")), "models.device": "cpu", "models.dtype": "float32"}
     with Captioner.from_profile("tabed-c", overrides={**overrides, "generate.max_new_tokens": 4}) as captioner:

@@ -242,6 +242,7 @@ def test_drawn_texts_are_those_of_plain_decoding(pairs, family):
         assert pair.texts(pair.captioner(**drawn), batch) == plain
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", full_but([QWEN25], [QWEN25, QWEN3, HYBRID]))
 def test_a_head_follows_penalties(pairs, monkeypatch, family):
     """Also one whose vocabulary is its own: it drafts no token twice where none may occur twice."""
@@ -320,6 +321,7 @@ def test_heads_and_models_are_not_taken_for_each_other(pairs):
         Captioner.from_profile("mtp")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", full_but([HYBRID], [QWEN25, HYBRID]))
 def test_a_profile_loads_its_head(pairs, family):
     """By folders, as the command line names them; a layer lies in its target's."""

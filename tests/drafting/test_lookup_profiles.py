@@ -28,6 +28,7 @@ WAYS = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("pair", "way"),
     full_but(

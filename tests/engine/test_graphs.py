@@ -223,6 +223,7 @@ def test_a_gpu_without_a_compiler_is_told_what_triton_needs(engine, monkeypatch)
     assert reason.startswith("triton runs no kernel (RuntimeError: Failed to find C compiler.): install a C compiler")
 
 
+@pytest.mark.full
 def test_memory_that_captures_keep_is_known_before(engine, monkeypatch):
     """Logits and last states of each captured pass; nothing more once passes and chains are captured."""
     graphs, decoder = engine.model.decoder.graphs, engine.model.decoder
@@ -423,6 +424,7 @@ class RecordedGraphs:
         call(step)
 
 
+@pytest.mark.full
 def test_a_pass_is_captured_once_for_each_count_and_slab(engine, monkeypatch):
     graphs = engine.model.decoder.graphs
     graphs._can_capture = True
@@ -501,6 +503,7 @@ RULES = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", RULES)
 def test_chains_chosen_on_the_device_are_those_of_passes_that_are_read_one_by_one(engine, kind):
     """Of several clips with windows of different lengths; runs of tokens need the host."""
@@ -551,6 +554,7 @@ def verified(engine, spans, penalties, sampling, drafted):
     return batch
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["drawn", "penalised", "both"])
 def test_windows_are_chosen_in_the_replayed_pass_as_outside(engine, monkeypatch, kind):
     """Of clips that are sampled differently, or not; the second replay writes over the first one's tensors."""

@@ -39,6 +39,7 @@ def apply(messages, template=""):
     return str(eval(template, {"messages": messages, "os": os, "time": time}))
 
 
+@pytest.mark.full
 def test_a_process_with_cuda_is_not_forked(monkeypatch):
     """A spawned process is forked instead, with the same limits; it is kept, and replaced when it ends."""
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)

@@ -208,6 +208,7 @@ def test_no_such_folder(vidspec):
     assert ran.code == 3 and ran.err.startswith("error: ./nonexist: no such folder (")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("rounded", ["int8", "int4"])
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
@@ -243,6 +244,7 @@ def test_the_list_takes_no_weights(vidspec):
     assert ran.code == 2 and ran.err.startswith("error: --weights needs the name of a target")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("name", "fixture", "command"),
     [
@@ -263,6 +265,7 @@ def test_the_command_is_one_that_the_listed_pair_can_do(vidspec, monkeypatch, tm
     assert found["command"] == f"vidspec caption clip.mp4 --profile {command} --target {name} --draft {draft}"
 
 
+@pytest.mark.full
 def test_a_draft_that_is_named(vidspec, tmp_path, monkeypatch):
     """Its own config is counted beside the target's, and it alone is looked at."""
     target, draft, text, other = (tmp_path / name for name in ("target", "draft", "text", "other"))

@@ -58,6 +58,7 @@ def test_four_clips_at_once(pair, name):
     assert texts == {str(path): plain.caption(path).token_ids for path in CLIPS.values()}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("gamma", full_but([3], [1, 9]))
 def test_windows(pair, gamma):
     plain = captioner(pair, "ar")

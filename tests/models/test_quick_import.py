@@ -28,6 +28,7 @@ def run_python(program, *arguments):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.full
 def test_a_command_imports_neither_compiler_nor_distributed_tensors_and_captions_alike():
     words = ["caption", str(shipped()[0]), "--frames", "4", "--max-new-tokens", "20", "--quiet"]
     program = f"""if True:
@@ -61,6 +62,7 @@ def test_families(family):
     assert run_python(program, checkpoint(family)) == [family, []]
 
 
+@pytest.mark.full
 def test_everything_is_there_afterwards():
     program = """if True:
         import json, sys, torch

@@ -64,6 +64,7 @@ def case(request):
     return OmniCase(request.param)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("heard", [0.0, 0.05, 1.2, 2.0, 7.3, 11.99])
 @pytest.mark.parametrize("every", full_but([0.7, 2.0], [0.04, 0.7, 1.0, 2.0, 3.3, 12.5]))
 def test_positions_are_the_librarys(every, heard):
@@ -126,6 +127,7 @@ def test_plain_decoding_is_generate(heard):
         check_generate(OmniCase(heard, seed))
 
 
+@pytest.mark.full
 def test_sound_is_heard_in_parts(monkeypatch):
     """A tower that may take little at a time gives what it gives at once; a rest too short for a token counts."""
     for heard, count in ((7.3, 2), (8.01, 2), (8.03, 3)):

@@ -75,6 +75,7 @@ def test_temporal_term_equals_a_literal_transcription(shape, newline, seed):
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.full
 @settings(deadline=None, max_examples=25)
 @given(SHAPES, st.booleans(), st.integers(0, 99))
 def test_spatial_term_equals_a_literal_transcription(shape, newline, seed):

@@ -191,6 +191,7 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_within_a_second_and_keeps_what_is_finished(tmp_path):
     """While four clips are captioned and a file hangs."""
     for number in range(200):

@@ -174,6 +174,7 @@ def test_a_worker_that_ends_while_it_loads_ends_the_run():
     assert workers.idle == set()
 
 
+@pytest.mark.full
 def test_a_replica_without_models_ends_the_run(tasks):
     refusing = CaptionerFactory(PROFILE.model_dump(), "tests.fake_captioner:Refusing")
     with pytest.raises(ModelError, match="no such model"):

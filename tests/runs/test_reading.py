@@ -44,6 +44,7 @@ def test_frames_come_over_as_they_are_read(reader):
     assert clip.facts == here.facts and clip.frames.dtype == np.uint8
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: it reads /proc")
 def test_a_reader_keeps_no_memory_of_its_clips(reader):
     video = {"frames": 2, "fps": None, "max_pixels": None, "decoder": "auto"}
@@ -249,6 +250,7 @@ def test_a_reader_that_makes_no_progress_is_killed_and_replaced(slow_storage, tm
         assert len(reader.read(path, None, None, VIDEO)) == 3
 
 
+@pytest.mark.full
 def test_a_slow_reader_is_not_killed_while_it_makes_progress(slow_storage, tmp_path):
     path = str(clips.make(tmp_path / "a.mp4", pts=20))
     slow_storage(at=5, seconds=0)
@@ -513,6 +515,7 @@ def test_closing_ends_the_reading():
     assert not [one for one in threading.enumerate() if one.name == "feed"]
 
 
+@pytest.mark.full
 def test_frames_are_let_go_clip_by_clip(settings):
     """Of captioned clips, and of failed ones, whose errors would hold on to them."""
     alive = []

@@ -47,6 +47,7 @@ def frames_as(captioner, kind):
     return coded, Clip.of(np.stack(seen), [number / 2 for number in range(len(seen))])
 
 
+@pytest.mark.full
 def test_cosmos_curate(url, captioner):
     """``OpenAICaptionStage``: it asks for the models first, and for the default number of tokens."""
     with openai.OpenAI(base_url=f"{url}/v1", api_key="sk-123456", max_retries=0) as client:
@@ -64,6 +65,7 @@ def test_cosmos_curate(url, captioner):
     assert answer.choices[0].finish_reason == "stop"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("sends", ["frames", "url"])
 def test_lmms_eval(url, captioner, sends):
     """The chat backend ``openai``: PNG frames before the text, or the file's URL; no system message, an empty one."""
@@ -84,6 +86,7 @@ def test_lmms_eval(url, captioner, sends):
     assert answer.usage.completion_tokens == len(expected.token_ids)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("stream", [False, True])
 def test_vlmevalkit(url, captioner, stream):
     """``LMDeployWrapper`` and ``OpenAISDKWrapper``: JPEG frames between texts, their extra keys, ``n`` and a key."""

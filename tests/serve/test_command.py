@@ -33,6 +33,7 @@ def running(*options):
             server.kill()
 
 
+@pytest.mark.full
 def test_a_server_and_its_end(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "clip.mp4").write_bytes(shipped()[0].read_bytes())

@@ -115,6 +115,7 @@ def test_the_most_connections(monkeypatch):
         assert least <= connections._most_connections() <= most
 
 
+@pytest.mark.full
 def test_bodies_that_do_not_come_hold_no_place():
     overrides = {"video.frames": 2, "generate.max_new_tokens": 2, "models.device": "cpu"}
     head = HEAD.replace(b"POST /", b"POST /v1/chat/completions") + b"\r\n{"

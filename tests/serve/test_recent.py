@@ -80,6 +80,7 @@ def metric(url, name):
     return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"vidspec_{name} "))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", full_but(["sd-attention"], ["vanilla-sd", "sd-attention"]))
 @pytest.mark.parametrize("fields", [{}, {"stream": True, "vidspec": {"details": True}}], ids=["plain", "estimated"])
 def test_a_further_question_reads_only_what_is_new(captioner_of, work, name, fields):
@@ -106,6 +107,7 @@ def test_a_further_question_reads_only_what_is_new(captioner_of, work, name, fie
         assert counts["read"] == counts["prepare"] == 2, "other frames"
 
 
+@pytest.mark.full
 def test_where_the_text_depends_on_the_drafts_view_it_is_chosen_again(captioner_of, work):
     captioner, fields = captioner_of("sd-attention"), {"temperature": 1.0, "seed": 5}
     expected = [captioner.caption(CLIPS[0], prompt=question, **fields).caption for question in QUESTIONS]
@@ -117,6 +119,7 @@ def test_where_the_text_depends_on_the_drafts_view_it_is_chosen_again(captioner_
         assert counts["read"] == counts["prepare"] == 1 and counts["encode_steps"] <= 1
 
 
+@pytest.mark.full
 def test_questions_about_the_same_videos_at_once(captioner_of):
     captioner = captioner_of("vanilla-sd")
     wanted = [(clip, question) for question in QUESTIONS for clip in CLIPS[:3]] * 2
@@ -127,6 +130,7 @@ def test_questions_about_the_same_videos_at_once(captioner_of):
     assert any(own["reused"] for _, own in found)
 
 
+@pytest.mark.full
 def test_memory_is_bounded_and_given_back(captioner_of, work):
     captioner = captioner_of("vanilla-sd")
     slab = captioner.target.model.decoder.slab
@@ -150,6 +154,7 @@ def test_memory_is_bounded_and_given_back(captioner_of, work):
     assert slab.used == 0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("settings", [{"keep_bytes": 0}, {"keep_bytes": 1000}])
 def test_nothing_is_kept_without_memory_for_it(captioner_of, work, settings):
     captioner = captioner_of("vanilla-sd")

@@ -90,6 +90,7 @@ def told(answer, *secrets):
     return message
 
 
+@pytest.mark.full
 def test_allowed_media_are_read(url, hosts, folder, captioner):
     expected = captioner.caption(CLIP).caption
     allowed = f"http://127.0.0.1:{hosts[0].server_port}"

@@ -128,6 +128,7 @@ def fits(rule, sampling, count):
     return chisquare([seen[name] for name in due], list(due.values())).pvalue
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("sampling", full_but([Sampling(0.7, 0.8)], [Sampling(1.0), Sampling(0.7, 0.8)]))
 def test_sampled_texts_have_the_targets_distribution(sampling):
     assert fits(ExactRule, sampling, 1200) > 0.001

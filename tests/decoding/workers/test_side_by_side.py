@@ -96,6 +96,7 @@ def test_rounds_tell_what_they_were(pairs):
     assert counters["bonus"] == 0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("name", full_but(["hippo"], ["hippo", "hippo-random"]))
 def test_hippo_drafts_before_the_targets_prefill_ends(pairs, same_process, monkeypatch, name, batch):
@@ -207,6 +208,7 @@ def test_seeded_sampling_gives_the_text_of_plain_decoding(pairs, same_process):
     assert texts[1] != texts[2]
 
 
+@pytest.mark.full
 def test_a_clip_that_nobody_wants_any_more_keeps_the_process(pairs, same_process):
     for moment in (0, 1, 2, 5):
         for number, _ in enumerate(pairs.first.stream(CLIP)):
@@ -224,6 +226,7 @@ def test_an_error_of_the_consumer_keeps_the_process(pairs, same_process):
         consume()
 
 
+@pytest.mark.full
 def test_one_process_has_many_clips_at_once(pairs, same_process):
     clips = list(CLIPS)[:4]
     together, captions, accepted = set(), {}, 0

@@ -38,6 +38,7 @@ def moved_to(kind, events):
     return [number for number, event in enumerate(events) if isinstance(event, kind)]
 
 
+@pytest.mark.full
 def test_a_draft_that_is_killed_is_started_again_and_the_clip_done_again(pairs):
     """At any event of any clip: the caption is exact, and there once."""
     rng = random.Random(7)
@@ -179,6 +180,7 @@ def test_closing_ends_a_clip_that_is_under_way(pairs):
         list(stream)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["parallelvlm", "hippo"])
 def test_an_error_in_the_draft_carries_its_traceback(pairs, name, monkeypatch):
     """Eight patches per side for the target, four for the draft: they see a frame differently."""

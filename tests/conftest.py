@@ -48,8 +48,10 @@ if shutil.which("nvidia-smi") is None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    tiers.mark_full(items)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if left := set(tiers.take_samples(items)):
+        config.hook.pytest_deselected(items=[*left])
+        items[:] = [item for item in items if item not in left]
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked or "VIDSPEC_GPU_SMOKE" in os.environ:  # of which those run that mean something on a CPU
         return

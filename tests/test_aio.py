@@ -100,7 +100,7 @@ def test_errors_are_those_of_the_call(own, tmp_path):
     run(work())
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("how", ["cancelled", "broken off"])
 def test_a_call_that_ends_early_frees_its_place(own, how, small_captioner, slow_passes):
     slab, begun = own.target.model.decoder.slab, asyncio.Event()

@@ -327,7 +327,7 @@ def test_a_failure_leaves_the_captioner_usable(captioner, tmp_path, record):
     assert captioner.caption(CLIP).token_ids == record.token_ids
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(("more", "fits"), [(0, True), (1, False)])
 def test_a_prompt_that_is_too_long(settings_, events, more, fits):
     """The context holds the prompt and all new tokens, or the clip is refused before any prefill."""

@@ -106,7 +106,7 @@ IN_TURN = [
 ]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1, full=8)
 @pytest.mark.parametrize(("profile", "penalty", "batch"), full_but(USUAL, in_turn(IN_TURN, 3)))
 def test_texts_are_those_of_generate(pair, profile, penalty, batch):
     penalty = PENALTIES[penalty]
@@ -131,6 +131,7 @@ IN_TURN_WITH_TWO = [
 DIAGONAL = [("vanilla-sd", COMBINED[0]), ("sd-tree", COMBINED[4]), ("parallelvlm", COMBINED[5])]
 
 
+@pytest.mark.sample(full=18)
 @pytest.mark.parametrize(("profile", "names"), full_but(DIAGONAL, in_turn(IN_TURN_WITH_TWO, 4)))
 def test_the_grammar_wins_over_every_processor(pair, profile, names):
     """A ban of every token that occurred, of the prompt's too, leaves a valid text, the same however it is drafted."""

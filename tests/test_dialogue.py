@@ -70,6 +70,7 @@ def told_anew(captioner, answers, clip=CLIP):
     return tokens
 
 
+@pytest.mark.sample(full=2)
 @pytest.mark.parametrize("family", full_but(["qwen3_5"], sorted(FAMILIES)))
 def test_every_answer_is_that_of_a_fresh_prefill(pair_of, family):
     fast, plain = captioner(pair_of(family)), captioner(pair_of(family), "ar")
@@ -84,7 +85,7 @@ def test_every_answer_is_that_of_a_fresh_prefill(pair_of, family):
             assert one.question["reused"] > visual and one.question["reused_by_draft"] > visual
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1, full=3)
 @pytest.mark.parametrize("family", full_but(["qwen2_5_vl"], ["llava_onevision", "qwen2_5_vl"]))
 @pytest.mark.parametrize(
     "name",
@@ -122,6 +123,7 @@ def test_beside_each_other(pair_of, forked_drafts, name):
     assert [one.token_ids for one in answers] == told_anew(captioner(pair_of("llava_onevision"), "ar"), answers)
 
 
+@pytest.mark.sample(full=3)
 @pytest.mark.parametrize("name", full_but([], ["ar", "vanilla-sd", "sd-tree", "tabed-mtcp-star", "suffix", "self-sd"]))
 def test_sampled(pair_of, name):
     """The same draws from the same distributions, of the draft too; a pruner would choose anew for each question."""
@@ -144,6 +146,7 @@ class CaptionersReader:
         pass
 
 
+@pytest.mark.sample(full=2)
 @pytest.mark.parametrize(
     ("name", "temperature"),
     full_but([], [("vanilla-sd", 0.8), ("specvlm-chain", 0.0), ("tabed-mt-star", 0.0)]),
@@ -166,6 +169,7 @@ def asked_at_once(captioner, clip=CLIP):
     return [captioner.caption(clip, prompt=one).token_ids for one in QUESTIONS], captioner.captions(clip, QUESTIONS)
 
 
+@pytest.mark.sample(full=2)
 @pytest.mark.full
 @pytest.mark.parametrize("family", full_but(["qwen2_5_vl"], sorted(FAMILIES)))
 def test_prompts_at_once(pair_of, family):
@@ -181,6 +185,7 @@ def test_prompts_at_once(pair_of, family):
             assert one.question["reused"] > visual and one.question["reused_by_draft"] > visual
 
 
+@pytest.mark.sample(full=3)
 @pytest.mark.parametrize(
     "name",
     full_but([], ["specvlm-chain", "tabed-mtcp-star", "self-sd", "std", "hybrid", "ar"]),

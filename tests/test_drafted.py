@@ -125,7 +125,7 @@ def alone(pair, name, paths):
     return found
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1, full=12)
 @pytest.mark.parametrize("name", full_but(["hippo", "sd-adaptive-tree", "specvlm"], in_turn(LOSSLESS, 4)))
 def test_every_method_drafts_in_company_and_from_chunks(pair, clips, name, monkeypatch):
     expected = alone(pair, name, clips)
@@ -136,6 +136,7 @@ def test_every_method_drafts_in_company_and_from_chunks(pair, clips, name, monke
     check(pair, name, clips, 4, 4, expected)
 
 
+@pytest.mark.sample(full=3)
 @pytest.mark.full
 @pytest.mark.parametrize("name", in_turn(MECHANISMS, 2))
 def test_sixteen_clips_at_once(pair, clips, name, small):
@@ -143,6 +144,7 @@ def test_sixteen_clips_at_once(pair, clips, name, small):
     check(pair, name, clips, 16, 16, alone(pair, name, clips))
 
 
+@pytest.mark.sample(full=2)
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["parallelvlm", "self-parallelvlm", "hippo"])
 def test_parallel_prefill_of_a_prompt_in_chunks_under_m_rope(qwen, clips, name, small):

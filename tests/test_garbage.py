@@ -101,7 +101,7 @@ def test_a_user_who_turned_collection_off_is_left_alone():
         gc.enable()
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1, full=12)
 @pytest.mark.parametrize(("name", "ends"), full_but(USUAL, in_turn(IN_TURN, 6)))
 def test_models_end_with_their_captioner_without_a_collection(name, ends, forked_drafts):
     captioner = Captioner.from_profile(name, overrides=OVERRIDES)
@@ -120,7 +120,7 @@ def test_models_end_with_their_captioner_without_a_collection(name, ends, forked
         gc.enable()
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("ends", ["close", "del"])
 def test_models_in_cycles_are_collected_after_their_captioner(ends):
     """As modules of the hub's models are, whose ``forward`` a device map replaces."""
@@ -136,7 +136,7 @@ def test_models_in_cycles_are_collected_after_their_captioner(ends):
     assert model() is None
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("batch", [1, 4])
 def test_no_full_collection_while_texts_are_decoded(captioner, eager, batch, monkeypatch):
     monkeypatch.setattr(garbage, "DUE", 10_000)
@@ -163,7 +163,7 @@ def test_two_runs_at_a_time_restore_the_thresholds_once(eager):
     assert gc.get_threshold() == (20, 1, 1)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("batch", [1, 4])
 def test_a_long_run_frees_cyclic_garbage(captioner, eager, batch, monkeypatch):
     """Between clips, and where clips are always in flight, as one is admitted."""

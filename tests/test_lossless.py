@@ -148,7 +148,7 @@ def test_profiles_are_found():
     assert len(CLIPS) == 4
 
 
-@pytest.mark.quick(8)
+@pytest.mark.sample(quick=8, full=55)
 @pytest.mark.parametrize(
     ("family", "number", "profile"),
     full_but(
@@ -164,7 +164,7 @@ def test_every_profile_on_every_family(random_pairs, family, number, profile):
         check(pair, captioner, clip)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1, full=26)
 @pytest.mark.parametrize(
     ("name", "number", "profile"),
     full_but(
@@ -206,6 +206,7 @@ def check_nothing_loose(pair, profile, overrides, clips):
         assert check(pair, captioner, clip).loose == {"share": 0.0, "tokens": []}
 
 
+@pytest.mark.sample(full=2)
 @pytest.mark.parametrize("family", full_but(["llava_onevision"], in_turn(DENSE, 3)))
 @pytest.mark.parametrize("profile", full_but(["lvspec"], ["lvspec", "lvspec-tree"]))
 def test_lvspec_without_anything_loose(random_pairs, family, profile):
@@ -341,7 +342,7 @@ def test_loops_are_stopped_at_the_same_token(random_pair, profile):
     assert plain.ended == fast.ended == "loop"
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1, full=4)
 @pytest.mark.parametrize("family", full_but(["qwen2_5_vl", "smolvlm"], sorted(families.names())))
 def test_a_picture_is_captioned_by_every_family(random_pairs, family, tmp_path):
     """As a clip of one frame, whatever number of frames its preprocessing makes groups of."""

@@ -87,7 +87,7 @@ def test_plain_decoding_of_a_table(penalties):
     assert written(penalties)[0] == expected != greedy_text(TARGET, LIMITS)
 
 
-@pytest.mark.quick(15)
+@pytest.mark.sample(quick=15)
 @pytest.mark.parametrize("penalties", EACH, ids=str)
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_greedy_texts_of_a_table(kind, penalties):
@@ -207,12 +207,14 @@ def distribution():
     return exact_distribution(cache(lambda prefix: processed(DRAWN, [1], (0, *prefix), SMALL(prefix))), SAMPLING, SHORT)
 
 
+@pytest.mark.sample(full=2)
 @pytest.mark.full
 @pytest.mark.parametrize("way", WAYS)
 def test_drawn_texts_have_the_penalised_distribution(way):
     assert p_value(draws(way, 2000), distribution()) > SIGNIFICANCE
 
 
+@pytest.mark.sample(full=2)
 @pytest.mark.full
 @pytest.mark.parametrize("way", ["chain", "greedy chain", "tree"])
 def test_rows_that_forget_drafted_tokens_are_found(way, monkeypatch):
@@ -333,7 +335,7 @@ def test_generate_repeats_itself_without(pair, settings):
         assert len(set(penalised)) > len(set(plain)) or settings == "ngram"
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1, full=10)
 @pytest.mark.parametrize(
     ("profile", "settings", "batch"),
     full_but(
@@ -352,7 +354,7 @@ def test_texts_are_those_of_generate(pair, profile, settings, batch):
         assert 0 < accepted < drafted
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("profile", ["vanilla-sd", "sd-tree"])
 def test_replayed_passes(pair, monkeypatch, profile):
     """A device feeds drafted tokens back by itself: those of chains, but for runs, and of trees without penalties."""

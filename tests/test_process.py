@@ -52,7 +52,7 @@ def begin(request):
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 def test_messages_arrays_and_tensors_come_over(begin):
     child = begin(echo, "first", 2)
     assert [child.receive(), child.receive()] == ["first", 2]
@@ -72,7 +72,7 @@ def test_messages_arrays_and_tensors_come_over(begin):
     back["large"][0, 0] = 5  # may be written to
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has anonymous shared memory")
 def test_large_arrays_are_shared_and_freed(begin):
     def mapped(pid):
@@ -94,7 +94,7 @@ def test_large_arrays_are_shared_and_freed(begin):
     assert child.receive() is None and mapped(child.pid) <= before + 2
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 def test_arrays_come_over_without_shared_memory(begin, monkeypatch):
     monkeypatch.setattr(transport, "_memory_file", lambda: None)
     child = begin(echo)
@@ -102,7 +102,7 @@ def test_arrays_come_over_without_shared_memory(begin, monkeypatch):
     assert np.array_equal(child.receive(), np.arange(1 << 18)) and SharedBlock.create(9) is None
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(
     ("deed", "reason"),
     [
@@ -130,7 +130,7 @@ def test_what_cannot_be_imported_is_reported():
         child.receive()
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 def test_progress_counts_and_silence_does_not(begin):
     steady = "import itertools; n = itertools.count(); channel.send_heartbeats(lambda: next(n)); time.sleep(1.2); "
     child = begin(act, steady + "channel.send('done'); time.sleep(60)")
@@ -145,7 +145,7 @@ def test_progress_counts_and_silence_does_not(begin):
         stuck.receive(stall=0.5)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 def test_a_kill_ends_the_wait_of_another_thread(begin):
     child, found = begin(echo, "here"), []
     child.receive()
@@ -163,7 +163,7 @@ def test_a_kill_ends_the_wait_of_another_thread(begin):
     assert found == ["SIGKILL"]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 def test_a_stopped_process_is_silent_and_a_busy_one_is_not(begin):
     child = begin(act, "channel.send('here')\nwhile True: pass")
     child.receive()

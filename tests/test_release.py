@@ -99,7 +99,7 @@ PROFILES = {
 }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1, full=3)
 @pytest.mark.parametrize("batch", [1, CLIPS])
 @pytest.mark.parametrize("name", full_but(["specvlm"], PROFILES))
 def test_nothing_of_the_video_is_alive_behind_the_prefill(pair, paths, made, without_collector, name, batch):

@@ -75,7 +75,7 @@ PROFILES = {
 }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1, full=2)
 @pytest.mark.parametrize("name", full_but(["specvlm", "fastv"], PROFILES))
 def test_texts_do_not_depend_on_batch_order_or_neighbours(small_captioner, clips, name):
     captioner = under(small_captioner, name, **PROFILES[name])

@@ -67,7 +67,7 @@ def test_streamed_text_is_the_caption(small_captioner, name):
     assert "".join(captioner.stream_text(CLIP, stop=middle)) == whole[: whole.index(middle)].strip()
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1, full=3)
 @pytest.mark.parametrize("name", full_but(["vanilla-sd"], ["vanilla-sd", "ar", "specvlm", "fly"]))
 @pytest.mark.parametrize("options", [{"max_new_tokens": 5}, SAMPLED, {"repetition_penalty": 1.3}])
 def test_options_of_a_call_are_those_of_a_profile(small_captioner, name, options):

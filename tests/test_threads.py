@@ -73,7 +73,7 @@ def other(small_captioner, name="vanilla-sd", **overrides):
         [("vanilla-sd", 4, 24)],
         [
             ("vanilla-sd", 4, 24),
-            *((name, 8, 200) for name in ("vanilla-sd-auto", "specvlm", "suffix", "fastv")),
+            *((name, 8, 48) for name in ("vanilla-sd-auto", "specvlm", "suffix", "fastv")),
         ],
     ),
 )

@@ -31,18 +31,31 @@ def in_turn(values: Iterable[Any], step: int) -> Sequence[Any]:
     return [*values] if os.environ.get(EVERY) else [*values][::step]
 
 
-def mark_full(items: Iterable[pytest.Item]) -> None:
-    """Mark ``full`` what ``quick(count)`` leaves out of a test's parameters; those it keeps lie evenly among them."""
-    tests: dict[str, tuple[int, list[pytest.Item]]] = {}
+def take_samples(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Mark ``full`` what ``sample(quick=..., full=...)`` leaves out of a test's usual parameters.
+
+    Returns what it leaves to ``make sweep``. Those it keeps lie evenly among all.
+    """
+    tests: dict[str, tuple[pytest.Mark, list[pytest.Item]]] = {}
     for item in items:
-        mark = item.get_closest_marker("quick")
-        if mark and not item.get_closest_marker("full"):
-            tests.setdefault(item.nodeid.partition("[")[0], (mark.args[0], []))[1].append(item)
-    for count, usual in tests.values():
-        kept = {place * len(usual) // count for place in range(count)}
-        for place, item in enumerate(usual):
-            if place not in kept:
-                item.add_marker(pytest.mark.full)
+        if mark := item.get_closest_marker("sample"):
+            tests.setdefault(item.nodeid.partition("[")[0], (mark, []))[1].append(item)
+    left: list[pytest.Item] = []
+    for mark, every in tests.values():
+        usual = [item for item in every if not item.get_closest_marker("full")]
+        rest = _rest(usual, mark.kwargs.get("quick", len(usual)))
+        for item in rest:
+            item.add_marker(pytest.mark.full)
+        if "full" in mark.kwargs and not os.environ.get(EVERY):
+            others = [item for item in every if item.get_closest_marker("full")]
+            left += _rest(others, max(0, mark.kwargs["full"] - len(every) + len(others)))
+    return left
+
+
+def _rest(items: list[pytest.Item], count: int) -> list[pytest.Item]:
+    """Return all but ``count`` of them."""
+    kept = {place * len(items) // count for place in range(count)}
+    return [item for place, item in enumerate(items) if place not in kept]
 
 
 def full_but(usual: Iterable[Any], values: Iterable[Any]) -> list[Any]:

@@ -217,6 +217,7 @@ def test_greedy_walk_down_a_tree():
     assert ExactRule()(tree, window_pass(tree, rows), RNG) == Verdict((), 0)
 
 
+@pytest.mark.sample(full=2)
 @pytest.mark.full
 @pytest.mark.parametrize("sampling", full_but(SAMPLINGS[-1:], SAMPLINGS), ids=str)
 @pytest.mark.parametrize("greedy_draft", [False, True], ids=["sampled draft", "greedy draft"])

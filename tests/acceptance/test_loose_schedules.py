@@ -69,7 +69,7 @@ def pair():
         made.slot.drop()
 
 
-@pytest.mark.quick(3)
+@pytest.mark.sample(quick=3, full=5)
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [

@@ -104,7 +104,7 @@ def test_other_settings_are_captioned_beside(vidspec, clips):
     assert len(streamed_paths()) == 8 and len(lines("out.jsonl")) == 8
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 def test_the_two_kinds_of_json_do_not_mix_in_one_file(vidspec, clips):
     vidspec("caption", clips, "--format", "json", "-o", "out.json")
     ran = vidspec("caption", clips, "--format", "jsonl", "-o", "out.json")
@@ -217,7 +217,7 @@ def test_a_run_stops_at_its_failures(vidspec, option, done):
     assert f"{5 - done} not done" in ran.err
 
 
-@pytest.mark.quick(2)
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize("option", [("--fail-fast",), ("--max-failures", "2")])
 def test_what_is_finished_when_a_run_stops_at_its_failures_is_kept(vidspec, option):
     names = [f"{number}/{kind}.mp4" for number in range(20) for kind in ("good", "missing")]
@@ -270,7 +270,7 @@ def test_prompts(vidspec):
     assert FakeCaptioner.made[-1].profile.generate.system == "Be short."
 
 
-@pytest.mark.quick(3)
+@pytest.mark.sample(quick=3)
 @pytest.mark.parametrize("name", ["good.mp4", "stop.mp4", "missing.mp4"])
 def test_no_lock_stays_behind_a_run(vidspec, name):
     clip = Path("clips") / name
@@ -428,7 +428,7 @@ def test_completion_of_formats():
     assert options.complete_format("") == list(format_names())
 
 
-@pytest.mark.quick(6)
+@pytest.mark.sample(quick=6)
 @pytest.mark.parametrize(
     ("name", "more", "first"),
     [

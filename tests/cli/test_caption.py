@@ -56,7 +56,7 @@ def test_json_has_one_object_per_clip_failed_ones_included(vidspec):
     assert ran.records[1]["error"]["kind"] == "missing"
 
 
-@pytest.mark.quick(8)
+@pytest.mark.sample(quick=8)
 @pytest.mark.parametrize("named", ["flag", "set", "variable", "config", "profile", "nobody"])
 @pytest.mark.parametrize("form", ["text", "txt", "srt", "webdataset-txt"])
 def test_text_of_built_in_models_that_nobody_named_is_marked(vidspec, monkeypatch, tmp_path, named, form):

@@ -19,7 +19,7 @@ def python(code):
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("args", [["--help"], ["--version"], ["caption", "--help"]])
 def test_help_imports_nothing_heavy(args):
     ran = python(

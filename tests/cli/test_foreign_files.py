@@ -30,7 +30,7 @@ def real_traces(isolated, monkeypatch):
     monkeypatch.setitem(sys.modules, "vidspec.events.trace", trace)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.sample(quick=3)
 @pytest.mark.parametrize(
     ("command", "option", "name", "kind"),
     [

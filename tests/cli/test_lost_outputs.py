@@ -85,7 +85,7 @@ TAKEN = [
 ]
 
 
-@pytest.mark.quick(6)
+@pytest.mark.sample(quick=6)
 @pytest.mark.parametrize(("args", "action"), TAKEN)
 @pytest.mark.parametrize("at", [2, 4])
 def test_an_output_that_is_taken_away_stops_the_run(vidspec, meanwhile, args, action, at):
@@ -249,7 +249,7 @@ def test_lines_of_the_log_are_whole_when_there_is_room_again(tmp_path):
     assert len(said) == 1 and "the disk is full" in said[0]
 
 
-@pytest.mark.quick(2)
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize(("first", "second"), [("csv", "jsonl"), ("jsonl", "csv"), ("csv", "text"), ("json", "csv")])
 def test_a_run_in_another_format_leaves_a_live_output_alone(vidspec, first, second):
     path = Path("out/out")

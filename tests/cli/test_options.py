@@ -111,7 +111,7 @@ def test_a_key_is_set_once(vidspec, command):
     assert ran.err == "error: --set video.frames=8: video.frames is set twice on this command line\n"
 
 
-@pytest.mark.quick(3)
+@pytest.mark.sample(quick=3)
 @pytest.mark.parametrize(
     ("name", "form", "noted"),
     [("x.vtt", "srt", True), ("x.srt", "srt", False), ("x.log", "jsonl", False), ("x.srt", "srt,vtt", False)],

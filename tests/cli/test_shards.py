@@ -125,7 +125,7 @@ def test_a_shard_that_cannot_be_read_costs_itself_alone(vidspec):
     assert len(os.listdir("out")) == 3
 
 
-@pytest.mark.quick(2)
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize("options", [(), ("--format", "txt"), ("--format", "jsonl,vtt")])
 def test_hostile_shards_never_end_the_run(vidspec, options):
     """Each costs itself, or its member; the clips before it, and those of other shards, are captioned."""
@@ -260,7 +260,7 @@ def slurm(monkeypatch, task, first, count):
         monkeypatch.setenv(f"SLURM_ARRAY_TASK_{key}", str(value))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize(
     "place", [("--format", "jsonl", "-o", "out.jsonl"), ("--format", "txt"), ("--output-dir", "o")]
 )

@@ -13,7 +13,7 @@ def clips():
     Path("k/missing.mp4").write_bytes(b"x")
 
 
-@pytest.mark.quick(2)
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize(
     ("tolerate", "code"), [("0", 1), ("1", 0), ("2", 0), ("4.99%", 1), ("5%", 0), ("100%", 0), ("0%", 1)]
 )

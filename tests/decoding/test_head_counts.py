@@ -128,7 +128,7 @@ def texts(kind, clips, head="eagle3", penalties=None):
     return [one.token_ids for one in sequences], waits, passes, max(len(one.rounds) for one in sequences) - 1
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1, full=9)
 @pytest.mark.parametrize("clips", [1, 16])
 @pytest.mark.parametrize(
     "kind, head, penalties",
@@ -150,7 +150,7 @@ def test_a_round_has_two_waits(kind, head, penalties, clips):
         assert waits.reads.total() <= 2 * rounds
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(
     "kind, penalties", [("chain", None), ("chain", PENALTIES), ("tree", None), ("adaptive", None)], ids=str
 )
@@ -190,7 +190,7 @@ def test_memory_that_captures_of_a_head_keep_is_known_before(monkeypatch):
     assert kept < before < 3 * kept + 512 * decoder.pass_width * 4
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("kind, penalties", [("chain", None), ("chain", PENALTIES), ("tree", None)], ids=str)
 def test_a_round_of_sixteen_clips_launches_little_outside_replayed_passes(monkeypatch, kind, penalties):
     """Drafting and verification: what is left are tables, the clips' states and the read-backs."""
@@ -199,7 +199,7 @@ def test_a_round_of_sixteen_clips_launches_little_outside_replayed_passes(monkey
     assert each < 40, launches.found
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("penalties", [None, PENALTIES], ids=str)
 def test_an_mtp_layer_of_sixteen_clips_launches_little_outside_replayed_passes(monkeypatch, penalties):
     """Drafting only: the recurrent target, which verifies no trees, runs kernel by kernel."""

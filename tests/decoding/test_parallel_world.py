@@ -8,6 +8,7 @@ from tests.decoding.parallel_world import BatchScenario, Span, enter
 from tests.tiers import full_but, in_turn
 
 
+@pytest.mark.sample(full=2)
 @pytest.mark.parametrize("block", full_but([], in_turn(range(10), 3)))
 def test_any_order_of_events_gives_every_clip_its_text(block, monkeypatch):
     enter(monkeypatch)

@@ -39,7 +39,7 @@ def expected(pair):
     return logits.softmax(-1)[range(len(text)), text]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(
     "profile", ["ar", "vanilla-sd", "sd-tree", "sd-adaptive-tree", "suffix", "parallelvlm", "hippo"]
 )

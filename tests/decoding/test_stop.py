@@ -95,6 +95,7 @@ def captions(profile, batch, stop):
 EVERY = in_turn([(profile, batch) for batch in (1, 4) for profile in PROFILES], 3)
 
 
+@pytest.mark.sample(full=2)
 @pytest.mark.full
 @pytest.mark.usefixtures("forked_drafts")
 @pytest.mark.parametrize(("profile", "batch"), full_but([("specvlm", 1), ("parallelvlm", 4)], EVERY))

@@ -21,6 +21,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sample(full=2)
 @pytest.mark.parametrize(("pair", "profile", "more"), full_but([USUAL], CASES))
 def test_captured_rounds_give_the_same_texts(pair, profile, more):
     settings = {"models.pair": pair, "models.device": "cpu", "video.frames": 4, "generate.max_new_tokens": 16, **more}

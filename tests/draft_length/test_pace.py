@@ -91,7 +91,7 @@ def settled(machine, betas, rounds=800):
     return machine.rate(seen, betas), seen
 
 
-@pytest.mark.quick(4)
+@pytest.mark.sample(quick=4)
 @pytest.mark.parametrize("clips", full_but([4], [1, 4, 16]))
 @pytest.mark.parametrize("beta", [0.6, 0.8])
 @pytest.mark.parametrize("machine", [lambda: bandwidth(0.02), lambda: bandwidth(0.45), processor, compute])

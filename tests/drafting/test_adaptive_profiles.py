@@ -33,7 +33,7 @@ def shapes(monkeypatch):
     return found
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1, full=2)
 @pytest.mark.parametrize(
     ("name", "way"),
     full_but(

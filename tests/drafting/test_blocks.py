@@ -120,7 +120,7 @@ def watched(monkeypatch, change=lambda emitted, tokens: tokens):
     return rounds
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(
     ("family", "kind", "visual"),
     full_but(
@@ -161,6 +161,7 @@ def test_texts_are_those_of_plain_decoding(pairs, family):
     assert expected != plain and pair.texts(pair.captioner(**drawn), 4) == expected
 
 
+@pytest.mark.sample(full=2)
 @pytest.mark.full
 @pytest.mark.parametrize("profile", full_but(["sparrow"], ["sparrow", "dflash", "dflash-specvlm"]))
 def test_texts_of_a_built_in_pair_are_those_of_plain_decoding(profile):
@@ -244,7 +245,7 @@ class ToyBlocks(ToyEngine):
         return PassResult(logits, logits)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("penalised", [False, True])
 def test_drawn_texts_have_the_targets_distribution(penalised):
     """By rejection sampling with the distribution of each position, whatever drafts; wrong ones would show."""

@@ -44,7 +44,7 @@ def rounds(seed, count=9):
         yield gamma, rng.randint(0, gamma) if rng.random() < 0.6 else gamma, rng.randrange(VOCABULARY)
 
 
-@pytest.mark.quick(17)
+@pytest.mark.sample(quick=17)
 @pytest.mark.parametrize("history", [None, 1, 4])
 @pytest.mark.parametrize("contexts", [2, 4])
 @pytest.mark.parametrize("rule", ["grid", "softmax", "inverse"])

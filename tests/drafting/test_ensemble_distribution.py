@@ -36,6 +36,7 @@ def texts(sampling, rule, count, *, draft_sampling=None, change=lambda drafter: 
         yield tuple(text)
 
 
+@pytest.mark.sample(full=2)
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("rule", "greedy_draft", "sampling"),

@@ -73,7 +73,7 @@ def test_profiles_are_the_papers(name):
     assert (draft.kind, draft.gamma, draft.divergence, draft.history) == ("ensemble", 5, "kl", None)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("name", CONTEXTS)
 def test_events_and_record(captioned, pair, name):
     _, prefilled, *rounds, finished = captioned(name)
@@ -125,7 +125,7 @@ def test_the_video_of_an_ensemble_can_be_pruned(captioned):
     assert events[-1].caption.token_ids == captioned("ar")[-1].caption.token_ids
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1, full=11)
 @pytest.mark.parametrize("divergence", ["kl", "tvd"])
 @pytest.mark.parametrize("history", full_but([16], [1, 16]))
 @pytest.mark.parametrize("weights", ["grid", "softmax", "inverse"])

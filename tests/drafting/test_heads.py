@@ -182,6 +182,7 @@ def test_a_head_drafts_what_a_plain_pass_over_all_pairs_gives(pairs, monkeypatch
         assert list(tokens) == found
 
 
+@pytest.mark.sample(full=2)
 @pytest.mark.parametrize("family", full_but([QWEN25], [QWEN25, QWEN3, HYBRID]))
 def test_texts_are_those_of_plain_decoding(pairs, family):
     pair = pairs(family)
@@ -242,6 +243,7 @@ def test_drawn_texts_are_those_of_plain_decoding(pairs, family):
         assert pair.texts(pair.captioner(**drawn), batch) == plain
 
 
+@pytest.mark.sample(full=2)
 @pytest.mark.full
 @pytest.mark.parametrize("family", full_but([QWEN25], [QWEN25, QWEN3, HYBRID]))
 def test_a_head_follows_penalties(pairs, monkeypatch, family):

@@ -179,7 +179,7 @@ def test_greedy_texts_are_plain_decodings(seed, gamma, nodes, repeats):
 DRAWN = [Sampling(1.0), Sampling(0.7, 0.8)]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("sampling", DRAWN, ids=str)
 @pytest.mark.parametrize("nodes", [None, 6])
 def test_drawn_texts_do_not_depend_on_what_is_remembered(sampling, nodes):

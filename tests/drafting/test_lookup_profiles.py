@@ -28,7 +28,7 @@ WAYS = {
 }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1, full=4)
 @pytest.mark.parametrize(
     ("pair", "way"),
     full_but(

@@ -51,7 +51,7 @@ WAYS = [
 ]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(("name", "overrides"), full_but(WAYS[:3], WAYS))
 def test_no_entry_that_a_draft_wrote_is_read_by_the_target(pair, monkeypatch, name, overrides):
     rows = Target.rows
@@ -112,7 +112,7 @@ def test_drawn_texts_have_the_targets_distribution(pair):
     assert len(exact) > 50
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1, full=2)
 @pytest.mark.parametrize("decoder", ["fused", "stock"])
 @pytest.mark.parametrize("weights", full_but(["int8"], ["int8", "int4"]))
 def test_a_target_of_codes_is_what_lossless_means_then(folder, pair, weights, decoder):

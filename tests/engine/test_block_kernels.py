@@ -72,6 +72,7 @@ def test_rotation_in_place(dtype, width, by_axis):
     assert torch.equal(states[:, HEADS + KV_HEADS :], values)
 
 
+@pytest.mark.sample(full=17)
 @pytest.mark.full
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [16, 80, 128])

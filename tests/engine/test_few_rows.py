@@ -91,6 +91,7 @@ def on_device(*tensors):
 SHAPES = [(8, 128, 1), (4, 32, 1), (4, 64, 1), (4, 128, 3), (4, 256, 2)]
 
 
+@pytest.mark.sample(full=4)
 @pytest.mark.full
 @pytest.mark.parametrize("bits, group, rows", in_turn(SHAPES, 2))
 @pytest.mark.parametrize("dtype", HALF)

@@ -223,6 +223,7 @@ def test_a_gpu_without_a_compiler_is_told_what_triton_needs(engine, monkeypatch)
     assert reason.startswith("triton runs no kernel (RuntimeError: Failed to find C compiler.): install a C compiler")
 
 
+@pytest.mark.sample(full=2)
 @pytest.mark.full
 def test_memory_that_captures_keep_is_known_before(engine, monkeypatch):
     """Logits and last states of each captured pass; nothing more once passes and chains are captured."""
@@ -424,6 +425,7 @@ class RecordedGraphs:
         call(step)
 
 
+@pytest.mark.sample(full=2)
 @pytest.mark.full
 def test_a_pass_is_captured_once_for_each_count_and_slab(engine, monkeypatch):
     graphs = engine.model.decoder.graphs
@@ -503,7 +505,7 @@ RULES = {
 }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1, full=5)
 @pytest.mark.parametrize("kind", RULES)
 def test_chains_chosen_on_the_device_are_those_of_passes_that_are_read_one_by_one(engine, kind):
     """Of several clips with windows of different lengths; runs of tokens need the host."""
@@ -554,6 +556,7 @@ def verified(engine, spans, penalties, sampling, drafted):
     return batch
 
 
+@pytest.mark.sample(full=2)
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["drawn", "penalised", "both"])
 def test_windows_are_chosen_in_the_replayed_pass_as_outside(engine, monkeypatch, kind):

@@ -47,6 +47,7 @@ def laid_out(sequences, kv_heads, width, dtype, seed=0):
     return slab.to(DEVICE, dtype), torch.tensor(columns).t().contiguous().to(DEVICE), parts
 
 
+@pytest.mark.sample(full=3)
 @pytest.mark.full
 @pytest.mark.parametrize(
     "sequences",
@@ -57,6 +58,7 @@ def test_one_sequence(sequences):
     check(sequences, 3, 1, 16, torch.float32, 2e-6)
 
 
+@pytest.mark.sample(full=2)
 @pytest.mark.full
 @pytest.mark.parametrize(
     "heads, kv_heads, width", full_but([(4, 4, 16)], [(4, 4, 16), (6, 2, 64), (7, 1, 128), (16, 2, 32)])
@@ -65,6 +67,7 @@ def test_rows_of_several_sequences(heads, kv_heads, width):
     check([TREE, SINGLE, SINGLE, FIRST, LATE, WINDOW], heads, kv_heads, width, torch.float32, 2e-6)
 
 
+@pytest.mark.sample(full=6)
 @pytest.mark.full
 @pytest.mark.parametrize(
     "dtype, close",

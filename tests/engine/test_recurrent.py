@@ -108,6 +108,7 @@ def test_three_of_four_blocks_keep_a_state(engine, prefix):
     assert sorted(engine.prefill(prefix, 1).span.states.layers) == [0, 1, 2]
 
 
+@pytest.mark.sample(full=11)
 @pytest.mark.parametrize("size", full_but([1, 5], range(1, 10)))
 def test_windows_and_rejections_at_every_place(engine, prefix, size):
     """Each window is read with wrong tokens behind its first ``kept`` right ones, which are taken back."""
@@ -134,6 +135,7 @@ def test_windows_and_rejections_at_every_place(engine, prefix, size):
         torch.testing.assert_close(state, same, rtol=0, atol=1e-5)
 
 
+@pytest.mark.sample(full=3)
 @pytest.mark.parametrize("back", full_but([SPACING + 1], [1, 3, NEAR + 1, SPACING + 1, REACH]))
 def test_going_back_after_two_hundred_tokens(engine, prefix, back):
     text = tokens(200)

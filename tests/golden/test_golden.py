@@ -54,7 +54,7 @@ EVERY = [(pair, profile, batch) for pair in make.PAIRS for profile in make.PROFI
 USUAL = [(make.PAIRS[at % 2], profile, (1, 4)[at // 2 % 2]) for at, profile in enumerate(make.PROFILES[::4])]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1, full=8)
 @pytest.mark.usefixtures("clips_read_once")
 @pytest.mark.parametrize(("pair", "profile", "batch"), full_but(USUAL, in_turn(EVERY, 3)))
 def test_texts_and_counters_stay(pair, profile, batch):

@@ -208,7 +208,7 @@ def test_no_such_folder(vidspec):
     assert ran.code == 3 and ran.err.startswith("error: ./nonexist: no such folder (")
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("rounded", ["int8", "int4"])
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
@@ -244,7 +244,7 @@ def test_the_list_takes_no_weights(vidspec):
     assert ran.code == 2 and ran.err.startswith("error: --weights needs the name of a target")
 
 
-@pytest.mark.quick(2)
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize(
     ("name", "fixture", "command"),
     [

@@ -145,7 +145,7 @@ FOREVER = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% 
 DOUBLED = "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}"
 
 
-@pytest.mark.quick(2)
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize(
     ("template", "says"),
     [
@@ -177,7 +177,7 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "
 NESTED = {"type": "Split", "pattern": {"Regex": "(([a-z ])+)+\\d$"}, "behavior": "Isolated", "invert": False}
 
 
-@pytest.mark.quick(3)
+@pytest.mark.sample(quick=3)
 @pytest.mark.parametrize(
     "changed, says",
     [

@@ -11,7 +11,7 @@ from vidspec.video import Clip
 FAMILIES = ("llava_onevision", "llava", "llava_next", "qwen2_5_vl", "qwen2_5_omni", "qwen3_vl", "video_salmonn2_plus")
 
 
-@pytest.mark.quick(4)
+@pytest.mark.sample(quick=4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_are_foreseen(family, monkeypatch):
     model, encoded = ADAPTERS[family](), []

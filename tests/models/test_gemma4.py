@@ -144,7 +144,7 @@ def test_features_are_the_towers(case):
     assert pooled.grid == (FRAMES, 1, 2) and len(pooled) == 2 * FRAMES
 
 
-@pytest.mark.quick(6)
+@pytest.mark.sample(quick=6)
 @pytest.mark.parametrize("chunk", [512, 11, 3])
 def test_prefill_and_windows_of_any_size(case, monkeypatch, chunk):
     """The prompt is longer than the blocks' window and is read in parts of about ``chunk`` rows; no frame is cut."""

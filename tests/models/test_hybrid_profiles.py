@@ -49,6 +49,7 @@ def test_chains(pair):
         assert record.token_ids == texts[clip], name
 
 
+@pytest.mark.sample(full=3)
 @pytest.mark.full
 @pytest.mark.parametrize("name", full_but(["specvlm-chain"], ["specvlm-chain", "vanilla-sd-auto"]))
 def test_four_clips_at_once(pair, name):
@@ -58,6 +59,7 @@ def test_four_clips_at_once(pair, name):
     assert texts == {str(path): plain.caption(path).token_ids for path in CLIPS.values()}
 
 
+@pytest.mark.sample(full=3)
 @pytest.mark.full
 @pytest.mark.parametrize("gamma", full_but([3], [1, 9]))
 def test_windows(pair, gamma):

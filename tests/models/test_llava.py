@@ -60,7 +60,7 @@ def plain(request):
     return LlavaCase(KINDS[request.param])
 
 
-@pytest.mark.quick(3)
+@pytest.mark.sample(quick=3)
 def test_full_prompt_and_margins(case):
     expected = case.expected()
     assert_close(case.prefill().logits, expected[-1])
@@ -87,7 +87,7 @@ def test_greedy_decoding_equals_generate(case):
     assert made == expected and len(set(made)) > 3
 
 
-@pytest.mark.quick(3)
+@pytest.mark.sample(quick=3)
 @pytest.mark.parametrize("decoder", ["fused", "stock"])
 @pytest.mark.parametrize("reference", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", ["llava", "llava-window", "next-mistral"])

@@ -23,7 +23,7 @@ def caption(profile, target, draft):
     return Captioner(profiles.load(profile, FEW, env={}), target, draft).caption(shipped()[0])
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("profile", ["vanilla-sd", "sd-tree", "onsd"])
 def test_the_same_words_as_plain_decoding(pair, profile):
     target, draft = pair

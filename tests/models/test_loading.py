@@ -312,7 +312,7 @@ def test_out_of_memory_while_weights_are_laid_out(checkpoints, monkeypatch, weig
     assert ("models.weights: int4" in caught.value.hint) == (weights != "int4") and "\n" not in str(caught.value)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), RuntimeError("DefaultCPUAllocator: no memory")])
 @pytest.mark.parametrize("decoder", ["fused", "stock"])
 def test_out_of_memory_while_copies_are_rounded(checkpoints, monkeypatch, decoder, error):

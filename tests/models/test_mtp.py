@@ -67,7 +67,7 @@ def without(key):
     return lambda weights: {one: value for one, value in weights.items() if one != key}
 
 
-@pytest.mark.quick(2)
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
     [

@@ -65,7 +65,7 @@ FAMILIES = {
 }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.filterwarnings("ignore:The following device_map keys")
 def test_a_model_in_parts(family, capfd):
@@ -108,7 +108,7 @@ def asked(checkpoints, monkeypatch):
     return lambda where: (load_model(str(checkpoints["tied"]), where), seen)[1]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("split", ["auto", "balanced"])
 def test_split_over_all_devices(asked, split):
     options = asked(resolve_placement("cpu", "bfloat16", device_map=split))

@@ -38,7 +38,7 @@ def refused(folder):
     return caught.value
 
 
-@pytest.mark.quick(4)
+@pytest.mark.sample(quick=4)
 @pytest.mark.parametrize("name", make.FORMATS)
 def test_as_the_library_that_wrote_it(checkpoint, name):
     """The libraries computed in float16 where they did not in float32; codes of four bits meet bfloat16 rows here."""
@@ -87,7 +87,7 @@ def generated(model, prompts, new=12):
     return tokens
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1, full=7)
 @pytest.mark.parametrize("decoder", ["fused", "stock"])
 @pytest.mark.parametrize("name", KEPT)
 def test_codes_stay(checkpoint, monkeypatch, capsys, name, decoder):
@@ -114,7 +114,7 @@ def test_codes_stay(checkpoint, monkeypatch, capsys, name, decoder):
     assert (logits - expected).norm() < (2**-7 if bits == 4 else 1e-5) * expected.norm()
 
 
-@pytest.mark.quick(2)
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize("name", ["gptq_order", "ct_fp8", "ct_fp8_block", "fp8", "bnb_nf4"])
 def test_what_no_layout_holds_becomes_plain(checkpoint, capsys, name):
     folder = checkpoint(name)
@@ -142,7 +142,7 @@ def test_of_layers_that_are_one_product_all_keep_codes_or_none(checkpoint, monke
     assert (logits - expected).norm() < 2**-7 * expected.norm()
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1, full=2)
 @pytest.mark.parametrize(
     ("name", "decoder", "profile"),
     in_turn(product(["ct_int4", "ct_int8"], ["fused", "stock"], ["self-sd", "self-int8", "self-int4"]), 2),
@@ -193,7 +193,7 @@ def test_weights_of_several_dtypes_run_the_stock_blocks(checkpoint):
     )
 
 
-@pytest.mark.quick(5)
+@pytest.mark.sample(quick=5)
 @pytest.mark.parametrize(
     "name, words",
     [

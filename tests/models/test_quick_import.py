@@ -44,6 +44,7 @@ def test_a_command_imports_neither_compiler_nor_distributed_tensors_and_captions
     assert printed.getvalue() == f"{text}\n" and len(text) > 20
 
 
+@pytest.mark.sample(full=2)
 @pytest.mark.full
 @pytest.mark.parametrize(
     "family",

@@ -64,7 +64,7 @@ def case(request):
     return OmniCase(request.param)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.sample(quick=3, full=18)
 @pytest.mark.parametrize("heard", [0.0, 0.05, 1.2, 2.0, 7.3, 11.99])
 @pytest.mark.parametrize("every", full_but([0.7, 2.0], [0.04, 0.7, 1.0, 2.0, 3.3, 12.5]))
 def test_positions_are_the_librarys(every, heard):

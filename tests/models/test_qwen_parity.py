@@ -66,7 +66,7 @@ def case(request):
     return QwenCase(request.param)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.sample(quick=3)
 def test_full_prompt_and_margins(case):
     with torch.inference_mode():
         whole = case.stock(**case.inputs).logits[0, :, : case.model.vocabulary]
@@ -76,7 +76,7 @@ def test_full_prompt_and_margins(case):
     assert (best[:, 0] - best[:, 1]).min() > 1e-3  # far above rounding: comparing token ids means something
 
 
-@pytest.mark.quick(2)
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("decoder", ["fused", "stock"])
 @pytest.mark.parametrize("reference", ["sdpa", "eager"])

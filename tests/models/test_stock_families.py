@@ -44,7 +44,7 @@ def case(request):
     return StockFamilyCase(request.param)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 def test_prefill_and_a_window(case):
     new = [300, 41, 317, 77, 77, 260, 123, 338]
     expected = case.whole(new)

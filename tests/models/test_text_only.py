@@ -82,7 +82,7 @@ def read(monkeypatch):
     return found
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1, full=3)
 @pytest.mark.parametrize("kind", full_but(["Llama"], ["Qwen2", "Qwen3", "Llama"]))
 @pytest.mark.parametrize("system", [None, "Be brief."])
 def test_it_reads_the_targets_prompt_with_a_newline_for_the_video(folders, tmp_path, read, kind, system):
@@ -116,7 +116,7 @@ def test_a_draft_in_another_process_reads_the_targets_prompt_too(folders, monkey
     assert clip.context.text("\n").token_ids.tolist() == expected
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("kind", ["Qwen2", "Qwen3", "Llama"])
 def test_it_reads_and_goes_on_as_the_stock_model_does(target, tmp_path, kind):
     model = loading.load_model(save(tmp_path, kind), WHERE, text=True)

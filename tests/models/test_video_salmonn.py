@@ -35,7 +35,7 @@ def loaded():
     return load_model(str(checkpoint("video_salmonn2_plus")), PLACE)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.sample(quick=3)
 @pytest.mark.parametrize("found", RECORDED, ids=[f"{one['steps']}-{one['heard']}" for one in RECORDED])
 def test_texts_are_the_authors(found, loaded):
     steps, heard = found["steps"], found["heard"]

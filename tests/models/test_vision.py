@@ -82,7 +82,7 @@ def assert_equal(seen, levels):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 
-@pytest.mark.quick(9)
+@pytest.mark.sample(quick=9)
 @pytest.mark.parametrize("fitting", [0.5, 2, 3.5])
 def test_chunks_give_the_stock_features(case, fitting, monkeypatch):
     pixels = case.pixels(STEPS)
@@ -92,7 +92,7 @@ def test_chunks_give_the_stock_features(case, fitting, monkeypatch):
     assert seen.frame.max() == STEPS - 1 and seen.seconds == pixels.seconds and seen.grid[0] == STEPS
 
 
-@pytest.mark.quick(5)
+@pytest.mark.sample(quick=5)
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("name", [QWEN25, QWEN3])
 def test_windows_in_batches_give_the_stock_features(name, grid):

@@ -29,7 +29,7 @@ def machine(monkeypatch):
     return set_up
 
 
-@pytest.mark.quick(3)
+@pytest.mark.sample(quick=3)
 @pytest.mark.parametrize("family", ADAPTERS)
 def test_features_are_those_of_a_float32_tower(family):
     model, whole = ADAPTERS[family](), ADAPTERS[family]()
@@ -47,7 +47,7 @@ def test_features_are_those_of_a_float32_tower(family):
     assert Engine(model).prefill(prefix, 1).logits.isfinite().all()
 
 
-@pytest.mark.quick(3)
+@pytest.mark.sample(quick=3)
 @pytest.mark.parametrize(
     ("slow", "free", "dtype", "tower"),
     [

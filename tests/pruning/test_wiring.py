@@ -73,7 +73,7 @@ def test_options_are_those_the_constructor_names():
     assert build_part(type("Plain", (), {"needs": frozenset()}), {"layer": 7}, depth=4).needs == frozenset()
 
 
-@pytest.mark.quick(5)
+@pytest.mark.sample(quick=5)
 @pytest.mark.parametrize("method", METHODS)
 def test_only_what_a_pruner_needs_is_observed(pair, method, monkeypatch):
     prefilled, given = [], []

@@ -51,6 +51,7 @@ def test_kernels_of_float32_spill_nothing():
 
 
 @pytest.mark.full
+@pytest.mark.sample(full=2)
 @pytest.mark.parametrize("capability", LIMITS)
 def test_kernels_take_what_they_took(capability, tmp_path):
     """``python -m research.compiled`` writes the table anew, where a change is meant."""
@@ -65,6 +66,7 @@ def test_kernels_take_what_they_took(capability, tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.sample(full=2)
 @pytest.mark.parametrize("capability", [80, 90, 100, 120])
 def test_products_of_all_row_counts_take_the_same_instruction(capability, tmp_path):
     """Or a row's result would depend on the number of rows in its pass."""

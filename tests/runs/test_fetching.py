@@ -177,7 +177,7 @@ def test_a_clip_that_never_ends(server):
     assert error.kind == "too_large"
 
 
-@pytest.mark.quick(2)
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize("kind", ["hang", "stall", "lying"])
 def test_a_shard_that_hangs_or_never_ends(server, kind):
     began = time.monotonic()

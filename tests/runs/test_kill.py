@@ -128,6 +128,7 @@ def test_existing_texts_and_replicas(tmp_path):
     assert len(list(tmp_path.rglob("*.txt~*"))) == len(names) - 1
 
 
+@pytest.mark.sample(full=1)
 @pytest.mark.full
 @pytest.mark.parametrize("suffix", ["parquet", "tar"])
 def test_parts_of_shards_killed_again_and_again(tmp_path, monkeypatch, suffix):

@@ -65,7 +65,7 @@ def test_cosmos_curate(url, captioner):
     assert answer.choices[0].finish_reason == "stop"
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("sends", ["frames", "url"])
 def test_lmms_eval(url, captioner, sends):
     """The chat backend ``openai``: PNG frames before the text, or the file's URL; no system message, an empty one."""
@@ -86,7 +86,7 @@ def test_lmms_eval(url, captioner, sends):
     assert answer.usage.completion_tokens == len(expected.token_ids)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("stream", [False, True])
 def test_vlmevalkit(url, captioner, stream):
     """``LMDeployWrapper`` and ``OpenAISDKWrapper``: JPEG frames between texts, their extra keys, ``n`` and a key."""

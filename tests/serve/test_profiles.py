@@ -29,6 +29,7 @@ def expected(captioner, number, fields):
     return alone.caption(CLIPS[number % len(CLIPS)]).caption
 
 
+@pytest.mark.sample(full=2)
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["ar", "ngram", "sd-tree", "sd-adaptive-tree", "sd-attention", "parallelvlm"])
 def test_options_of_requests_beside_each_other(name):

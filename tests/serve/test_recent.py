@@ -80,6 +80,7 @@ def metric(url, name):
     return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"vidspec_{name} "))
 
 
+@pytest.mark.sample(full=2)
 @pytest.mark.full
 @pytest.mark.parametrize("name", full_but(["sd-attention"], ["vanilla-sd", "sd-attention"]))
 @pytest.mark.parametrize("fields", [{}, {"stream": True, "vidspec": {"details": True}}], ids=["plain", "estimated"])
@@ -154,7 +155,7 @@ def test_memory_is_bounded_and_given_back(captioner_of, work):
     assert slab.used == 0
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("settings", [{"keep_bytes": 0}, {"keep_bytes": 1000}])
 def test_nothing_is_kept_without_memory_for_it(captioner_of, work, settings):
     captioner = captioner_of("vanilla-sd")

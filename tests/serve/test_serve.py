@@ -141,7 +141,7 @@ def test_a_schema_is_followed(server):
     assert cut.status_code == 400 and cut.json()["error"]["param"] == "max_tokens"
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(
     ("fields", "video"),
     [
@@ -424,7 +424,7 @@ def kept_after_a_while(others, *names):
         time.sleep(0.05)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("timeout", [60, 0.001])
 def test_an_answered_request_is_not_kept(captioner, no_collections, timeout):
     damaged, long = asked(data_url(b"no video")), asked(GOOD, max_tokens=1_000_000)

@@ -290,7 +290,7 @@ def test_runs_that_no_encoder_writes(codec, data, broken):
     assert PictureInspector(codec, 512 * 384).broken(data) is broken
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(("codec", "byte"), [("vp9", 0), ("vp9", 255), ("hevc-plain", 255), ("mpeg4", 255)])
 @pytest.mark.parametrize("size", full_but([40], [40, 300]))
 def test_a_run_inside_a_picture_is_noticed(tmp_path, codec, byte, size):

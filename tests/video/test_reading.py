@@ -94,7 +94,7 @@ def decoders_for(name: str) -> list[str]:
     return ["auto", *(["decord"] if installed and GOOD[name][1] == "decord" else [])]
 
 
-@pytest.mark.quick(15)
+@pytest.mark.sample(quick=15)
 @pytest.mark.parametrize("name", GOOD)
 def test_every_frame_is_exact_whatever_the_decoder(clip, name):
     times = expected_times(name)
@@ -106,7 +106,7 @@ def test_every_frame_is_exact_whatever_the_decoder(clip, name):
         assert got.facts.frame_count == len(times)
 
 
-@pytest.mark.quick(21)
+@pytest.mark.sample(quick=21)
 @pytest.mark.parametrize("name", GOOD)
 def test_scattered_frames_are_exact_in_any_choice(clip, name):
     times = video.probe(clip(name)).times

@@ -96,7 +96,7 @@ def test_rounds_tell_what_they_were(pairs):
     assert counters["bonus"] == 0
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1, full=2)
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("name", full_but(["hippo"], ["hippo", "hippo-random"]))
 def test_hippo_drafts_before_the_targets_prefill_ends(pairs, same_process, monkeypatch, name, batch):
@@ -171,6 +171,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.sample(full=3)
 @pytest.mark.parametrize("name", full_but(["attention", "text only"], VARIANTS))
 def test_variants_give_the_same_text(pairs, name):
     """All on one process: every clip brings its own settings."""

@@ -180,7 +180,7 @@ def test_closing_ends_a_clip_that_is_under_way(pairs):
         list(stream)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("name", ["parallelvlm", "hippo"])
 def test_an_error_in_the_draft_carries_its_traceback(pairs, name, monkeypatch):
     """Eight patches per side for the target, four for the draft: they see a frame differently."""
@@ -240,6 +240,7 @@ except AttributeError:  # loaded before the signal came, and there is no target 
 """
 
 
+@pytest.mark.sample(full=2)
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("script", "how"), [(DECODING, signal.SIGINT), (DECODING, signal.SIGKILL), (LOADING, signal.SIGINT)]

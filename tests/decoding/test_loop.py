@@ -286,6 +286,18 @@ def test_hearing_waits_for_the_bell_and_not_for_ever():
     assert run(loop) == ["heard"] and heard.value == [1, 2]
 
 
+def test_who_hears_and_ends_in_one_turn_is_named_once():
+    loop, engine, table = Loop(), SharedToyEngine(), random_table(3, VOCABULARY)
+    mailbox = SimpleNamespace(wake=loop.wake, take=lambda: ["a message"])
+
+    def hears():
+        yield Receive(mailbox, 1)
+        yield Forward(engine, [Rows(engine.start_of(table), [1])], "target")
+
+    client = begun(loop, "hears", hears())
+    assert loop.turn() == [client] and client.over
+
+
 def test_chains_of_several_clips_are_continued_together():
     engine = SharedToyEngine()
     tables = [random_table(seed, VOCABULARY) for seed in range(3)]

@@ -169,7 +169,7 @@ class Loop:
             if not self._reported:
                 self._wait(patience)
         reported, self._reported = self._reported, []
-        return list(dict.fromkeys([*reported, *resumed])) if reported else resumed
+        return list(dict.fromkeys([*reported, *resumed]))  # messages and a pass may have resumed the same one
 
     def _run_later(self) -> None:
         """Run the work that clips have left for later."""

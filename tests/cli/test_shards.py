@@ -440,7 +440,7 @@ def test_an_edited_part_below_a_url_is_kept_after_a_killed_run(vidspec):
     args = ("caption", "memory://edited/in/00000.tar", "--output-dir", "memory://edited/out")
     vidspec(*args)
     with store.open("/edited/out/00000.parquet") as file:
-        records = make_format("parquet").read_records(file)
+        records = [*make_format("parquet").read_records(file)]
     part = part_files.PartFiles(args[-1], [], make_format("parquet"))
     journal = Journal(part.journal_path(Job(args[1])))
     for record in records:

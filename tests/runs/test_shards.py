@@ -1,5 +1,6 @@
 import json
 import os
+import tracemalloc
 
 import pytest
 
@@ -190,6 +191,23 @@ def test_parts_are_merged(tmp_path, recorded):
     (tmp_path / "other.tar").write_bytes(b"x")
     with pytest.raises(UsageError, match="holds no records of vidspec"):
         merge_records([tmp_path / "other.tar"])
+
+
+def test_a_large_part_is_not_held_as_a_whole(tmp_path, recorded):
+    pytest.importorskip("pyarrow")
+    form, record = make_format("parquet"), recorded("a.mp4")
+    file = tmp_path / "s.parquet"
+    file.write_bytes(form.content(record | {"path": f"{number}.mp4"} for number in range(6000)))
+    with file.open("rb") as content:
+        next(form.read_records(content))  # what is imported at first
+        tracemalloc.start()
+        assert sum(1 for _ in form.read_records(content)) == 6000
+        at_a_time = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        held = [*form.read_records(content)]
+        whole = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert len(held) == 6000 and at_a_time < whole / 2
 
 
 @pytest.mark.parametrize(

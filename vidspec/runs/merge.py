@@ -1,7 +1,8 @@
 """Merge records of several runs: each clip once, captions preferred over failures. Captions nothing.
 
 Files are read twice: for the key and the place of each record, and for the records that count, in their order. So a
-million records take some hundred bytes each.
+million records take some hundred bytes each. Records of files that have no lines are copied, as lines, to a temporary
+file.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from io import SEEK_END
 from itertools import chain
 from pathlib import Path
 from sys import intern
+from tempfile import TemporaryFile
 from typing import BinaryIO, NamedTuple, cast, overload
 
 from vidspec.errors import UsageError
@@ -30,6 +32,8 @@ _HINT = "name what --format jsonl, json, parquet or webdataset wrote"
 _PARTS = {".parquet": "parquet", ".tar": "webdataset"}
 #: Files that are open at a time.
 _MAX_OPEN = 64
+#: Source of records in the temporary file.
+_COPY = -1
 #: Keys of a record of any version.
 _KEYS = ("path", "caption", "token_ids", "error")
 
@@ -37,8 +41,7 @@ _KEYS = ("path", "caption", "token_ids", "error")
 class _Place(NamedTuple):
     """Place of a record, in the order of the output.
 
-    ``at`` and ``length`` are bytes of a line of the file ``source``; without a length, ``at`` is the number of a record
-    in a file that is read whole.
+    ``at`` and ``length`` are bytes of a line of the file ``source``, or of the copy if that is :data:`_COPY`.
     """
 
     path: str
@@ -65,6 +68,7 @@ class MergedRecords(Sequence[RecordDict]):
     torn: int = 0
     data: dict[str, object] = field(default_factory=dict)
     measured: bool = True
+    copy: BinaryIO = field(default_factory=lambda: cast("BinaryIO", TemporaryFile()))  # noqa: SIM115 (closed with it)
 
     @property
     def failed(self) -> int:
@@ -86,20 +90,20 @@ class MergedRecords(Sequence[RecordDict]):
         return self._read(self.places)
 
     def _read(self, places: Iterable[_Place]) -> Iterator[RecordDict]:
-        whole = lru_cache(maxsize=1)(_read_whole)
         opened: dict[int, BinaryIO] = {}
         try:
             for place in places:
                 path = self.sources[place.source]
-                if not place.length:
-                    yield whole(path)[place.at]
-                    continue
-                if place.source not in opened:
+                if place.source == _COPY:
+                    file = self.copy
+                elif (found := opened.get(place.source)) is not None:
+                    file = found
+                else:
                     if len(opened) >= _MAX_OPEN:
                         opened.pop(next(iter(opened))).close()
-                    opened[place.source] = path.open("rb")
-                opened[place.source].seek(place.at)
-                record = parse_record(opened[place.source].read(place.length))
+                    file = opened[place.source] = path.open("rb")
+                file.seek(place.at)
+                record = parse_record(file.read(place.length))
                 if record is None:
                     raise UsageError(f"{path}: was changed while it was read", hint="merge it when its run has ended")
                 yield record
@@ -120,8 +124,8 @@ def merge_records(paths: Iterable[Path]) -> MergedRecords:
     best: dict[tuple[str, str, int | None], _Place] = {}
     for path in paths:
         merged.sources.append(path)
-        for at, length, record in _iter_records(path, merged):
-            key, place = _index(path, record, len(merged.sources) - 1, at, length)
+        for source, at, length, record in _iter_records(path, merged):
+            key, place = _index(path, record, source, at, length)
             old = best.get(key)
             merged.duplicates += old is not None
             if old is None or not place.failed or old.failed:
@@ -181,50 +185,46 @@ def read_document(path: Path) -> list[RecordDict] | None:
     return records if records and all(isinstance(one, dict) and {*_KEYS} <= one.keys() for one in records) else None
 
 
-def _read_whole(path: Path) -> list[RecordDict]:
-    """Return the records of a file that is no list of lines.
-
-    Raises:
-        UsageError: it has none.
-    """
-    if path.suffix in _PARTS and is_part(path):
-        with path.open("rb") as file:
-            return _part_format(path).read_records(file)
-    if (records := read_document(path)) is not None:
-        return records
-    raise UsageError(f"{path}: holds no records of vidspec", hint=_HINT)
-
-
 def _part_format(path: Path) -> PartFormat:
     return cast("PartFormat", make_format(_PARTS[path.suffix]))
 
 
-def _iter_records(path: Path, merged: MergedRecords) -> Iterator[tuple[int, int, RecordDict]]:
-    """Yield the place of each record, as :class:`_Place` has it, and the record."""
+def _iter_records(path: Path, merged: MergedRecords) -> Iterator[tuple[int, int, int, RecordDict]]:
+    """Yield source, place and length of each record, as :class:`_Place` has them, and the record."""
     try:
         if path.is_char_device():
             raise UsageError(f"{path}: is no regular file", hint=_HINT)
         if path.suffix in _PARTS:
-            yield from ((at, 0, record) for at, record in enumerate(_read_whole(path)))
+            if not is_part(path):
+                raise UsageError(f"{path}: holds no records of vidspec", hint=_HINT)
+            with path.open("rb") as file:
+                yield from _copied(_part_format(path).read_records(file), merged.copy)
             return
         at = 0
         with path.open("rb") as file:
             for number, text in enumerate(file, start=1):
                 record = parse_record(text)
                 if record is not None:
-                    yield at, len(text), record
+                    yield len(merged.sources) - 1, at, len(text), record
                 elif is_mark(text):
                     pass
                 elif not text.endswith(b"\n") and not _is_json(text):
                     merged.torn += 1
                 elif number == 1 and (records := read_document(path)) is not None:
-                    yield from ((at, 0, record) for at, record in enumerate(records))
+                    yield from _copied(records, merged.copy)
                     return
                 else:
                     raise UsageError(f"{path}, line {number}: is no record of vidspec", hint=_HINT)
                 at += len(text)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _copied(records: Iterable[RecordDict], copy: BinaryIO) -> Iterator[tuple[int, int, int, RecordDict]]:
+    """Append records to the copy as lines."""
+    for record in records:
+        text = encode_line(json.dumps(record) + "\n")
+        yield _COPY, copy.seek(0, SEEK_END), copy.write(text), record
 
 
 def _is_json(text: bytes) -> bool:

@@ -110,7 +110,7 @@ class PartFiles(Renderer):
         """
         self.store.journals.of(shard)
         name = self.name(shard.path)
-        earlier = self._read(name, self.form.read_records) if shard.path in self._earlier else []
+        earlier = self._read(name, lambda file: [*self.form.read_records(file)]) if shard.path in self._earlier else []
         edited = self.store.journals.adopt((one for one in earlier if one["error"] is None), shard, edits=True)
         if edited and (moved := back_up_url(name) if is_url(name) else back_up(Path(name))) is not None:
             self._notes.append(f"{name}: was edited, and is now {moved}")

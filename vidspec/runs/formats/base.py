@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import BinaryIO, ClassVar, Literal, NamedTuple, TypeAlias
 
 from vidspec.errors import UsageError
@@ -211,8 +211,8 @@ class PartFormat(RunFormat):
         """Return the summary of a file; None if it is not one of ours."""
 
     @abstractmethod
-    def read_records(self, file: BinaryIO) -> list[RecordDict]:
-        """Return the records of one of our files, with captions as the file shows them now."""
+    def read_records(self, file: BinaryIO) -> Iterator[RecordDict]:
+        """Yield the records of one of our files, with captions as the file shows them now."""
 
 
 output_formats: Registry[OutputFormat] = Registry(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -27,6 +27,8 @@ __all__ = ["ParquetFormat"]
 
 #: Metadata key that identifies our files.
 _METADATA_KEY = b"vidspec"
+#: Rows that are read at a time.
+_BATCH = 1024
 
 
 @output_formats.register("parquet")
@@ -70,15 +72,16 @@ class ParquetFormat(PartFormat):
             return None
         return None if metadata is None else PartSummary.parse(metadata)
 
-    def read_records(self, file: BinaryIO) -> list[RecordDict]:
+    def read_records(self, file: BinaryIO) -> Iterator[RecordDict]:
         from pyarrow import parquet
 
-        rows = [{key: row.get(key) for key in LEAN_KEYS} for row in parquet.read_table(file).to_pylist()]
-        for row in rows:
-            row["data"] = json.loads(row["data"]) if row["data"] else None
-            row["columns"] = json.loads(row["columns"]) if row["columns"] else None
-            row["job"] = {key: value for key, value in row["job"].items() if value is not None}
-        return rows
+        for batch in parquet.ParquetFile(file).iter_batches(_BATCH):
+            for found in batch.to_pylist():
+                row = {key: found.get(key) for key in LEAN_KEYS}
+                row["data"] = json.loads(row["data"]) if row["data"] else None
+                row["columns"] = json.loads(row["columns"]) if row["columns"] else None
+                row["job"] = {key: value for key, value in row["job"].items() if value is not None}
+                yield row
 
 
 def _to_utf8(value: Any) -> Any:

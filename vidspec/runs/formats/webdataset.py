@@ -6,7 +6,8 @@ import io
 import json
 import posixpath
 import tarfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import BinaryIO
 
 from vidspec.errors import UsageError
@@ -68,25 +69,24 @@ class WebDatasetTarFormat(PartFormat):
         except (tarfile.TarError, ValueError, LookupError, TypeError):
             return None
 
-    def read_records(self, file: BinaryIO) -> list[RecordDict]:
-        texts: dict[str, str] = {}
-        samples: dict[str, list[RecordDict]] = {}
+    def read_records(self, file: BinaryIO) -> Iterator[RecordDict]:
         with tarfile.open(fileobj=file, mode="r:") as tar:
-            for member in tar:
-                key, suffix = posixpath.splitext(member.name)
-                content = tar.extractfile(member)
-                if content is None or suffix not in (".txt", ".json"):
-                    continue
-                text = content.read().decode("utf-8", "replace")
-                if suffix == ".txt":
-                    texts[key] = text
-                else:
-                    samples[key] = _parse_records(member.name, text)
-        for key, records in samples.items():
-            if key in texts and texts[key] != _caption_text(records):  # edited: the text counts
-                edited = [texts[key].strip().removeprefix(MARK), *[""] * (len(records) - 1)]
-                samples[key] = [record | {"caption": text} for record, text in zip(records, edited, strict=True)]
-        return [record for records in samples.values() for record in records]
+            tar_files = (member for member in tar if member.isfile())
+            for key, members in groupby(tar_files, lambda member: posixpath.splitext(member.name)[0]):
+                contents: dict[str, str] = {}
+                for member in members:
+                    if (content := tar.extractfile(member)) is not None:
+                        contents[posixpath.splitext(member.name)[1]] = content.read().decode("utf-8", "replace")
+                if ".json" in contents:
+                    yield from _as_shown(_parse_records(f"{key}.json", contents[".json"]), contents.get(".txt"))
+
+
+def _as_shown(records: list[RecordDict], text: str | None) -> list[RecordDict]:
+    """Return a clip's records with the captions of its ``KEY.txt``, which counts where it was edited."""
+    if text is None or text == _caption_text(records):
+        return records
+    edited = [text.strip().removeprefix(MARK), *[""] * (len(records) - 1)]
+    return [record | {"caption": one} for record, one in zip(records, edited, strict=True)]
 
 
 def _parse_records(name: str, text: str) -> list[RecordDict]:

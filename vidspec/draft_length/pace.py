@@ -178,7 +178,7 @@ class WindowController:
         if costs.draft:
             draft[1:] = map(costs.draft.by_clips(), range(1, clips + 1))
         betas = [window.acceptance.beta for window in windows]
-        chosen, rate = allot_windows(betas, draft, verify, self.highest, costs.rate)
+        chosen, rate = allot_windows(betas, draft, verify, self.highest)
         present = [window.chosen for window in windows]
         now = tokens_per_second(betas, present, draft, verify)
         if not self._changed and chosen != present:

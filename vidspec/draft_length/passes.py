@@ -6,7 +6,6 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
-from itertools import pairwise
 from statistics import median_low
 
 __all__ = ["PassTimes", "TimeCurve", "pass_times"]
@@ -21,8 +20,6 @@ ROW_OFF, CLIP_OFF, TIME_OFF = 0.04, 0.1, 0.05
 HALF, MEMORY, WIDTHS = 128, 9, 24
 #: All widths are fitted again after this many passes, or when one has changed.
 AGAIN = 16
-#: Row prices that differ by less than this factor count as equal.
-ALIKE = 1.2
 
 
 class TimeCurve:
@@ -31,10 +28,6 @@ class TimeCurve:
     Args:
         points: (x, seconds, weight); decreasing neighbours are merged, so that the curve never decreases.
         slope: beyond the points, at least 0.
-
-    Attributes:
-        kinks: x at which lines meet.
-        prices: slopes in ascending order, the possible costs of one more row or clip.
     """
 
     def __init__(self, points: Sequence[tuple[float, float, float]], slope: float) -> None:
@@ -50,15 +43,10 @@ class TimeCurve:
                 before[1] += weight
                 before[2] += count
         ys = [seconds for seconds, _, count in level for _ in range(int(count))]
-        self.kinks, self._y, self._slope = xs, ys, slope
-        self.prices: list[float] = []
-        slopes = ((d - b) / (c - a) for (a, b), (c, d) in pairwise(zip(xs, ys, strict=True)))
-        for price in sorted([slope, *slopes]):
-            if not self.prices or price > ALIKE * self.prices[-1]:
-                self.prices.append(price)
+        self._x, self._y, self._slope = xs, ys, slope
 
     def __call__(self, x: float) -> float:
-        xs, ys = self.kinks, self._y
+        xs, ys = self._x, self._y
         at = bisect_right(xs, x)
         if at == len(xs):
             return ys[-1] + self._slope * (x - xs[-1])

@@ -217,8 +217,7 @@ def test_greedy_walk_down_a_tree():
     assert ExactRule()(tree, window_pass(tree, rows), RNG) == Verdict((), 0)
 
 
-@pytest.mark.sample(full=2)
-@pytest.mark.full
+@pytest.mark.sample(quick=1, full=3)
 @pytest.mark.parametrize("sampling", full_but(SAMPLINGS[-1:], SAMPLINGS), ids=str)
 @pytest.mark.parametrize("greedy_draft", [False, True], ids=["sampled draft", "greedy draft"])
 @pytest.mark.parametrize("texts_of", full_but([draws_of_the_schedule], [draws_of_the_rule, draws_of_the_schedule]))

@@ -118,10 +118,10 @@ def test_no_heatmap_without_a_draft():
 
 
 def test_origins_differ_in_colour_and_without_colour(monkeypatch):
-    assert len(set(STYLES.values())) == 5
+    assert len(set(STYLES.values())) == 6
     monkeypatch.setenv("NO_COLOR", "1")
     looks = {drawn(f"[{style}]x[/]", force_terminal=True, color_system="standard") for style in STYLES.values()}
-    assert len(looks) == 5
+    assert len(looks) == 5, "draft and block are never together"
 
 
 def test_no_color_leaves_no_colour_code(monkeypatch):

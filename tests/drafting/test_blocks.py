@@ -29,7 +29,7 @@ from vidspec.engine.rows import PassResult
 from vidspec.engine.sampling import Sampling
 from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError, ProfileError
-from vidspec.events.events import Prefilled
+from vidspec.events.events import Prefilled, Round
 from vidspec.models import dflash, loading
 from vidspec.models.head import HeadRows
 
@@ -137,6 +137,8 @@ def test_a_head_drafts_what_a_plain_pass_over_all_context_gives(pairs, monkeypat
     settings |= {"prune.method": "uniform", "prune.alpha": 0.5} if visual == "pruned" else {}
     events = list(pair.captioner(**settings).stream("", clip=clip(0)))
     assert list(events[-1].caption.token_ids) == plain
+    origins = {origin for event in events if isinstance(event, Round) for origin in event.origins}
+    assert "block" in origins and "draft" not in origins
     kept = torch.tensor(next(event for event in events if isinstance(event, Prefilled)).kept, dtype=torch.long)
     assert len(kept) == {"all": 45, "none": 0, "pruned": 22}[visual]
     lengths = [len(emitted) for emitted, _ in rounds]

@@ -31,6 +31,7 @@ __all__ = ["STYLES", "LivePanel", "PanelState", "flow_columns", "render_clip"]
 #: Colour and attribute of each origin. The attributes differ too, so that the five stay distinct under NO_COLOR.
 STYLES: dict[Origin, str] = {
     "draft": "green",
+    "block": "bright_green",  # no caption has both
     "correction": "bold red",
     "bonus": "italic cyan",
     "target": "dim",
@@ -38,6 +39,7 @@ STYLES: dict[Origin, str] = {
 }
 LABELS: dict[Origin, str] = {
     "draft": "draft accepted",
+    "block": "block accepted",
     "correction": "corrected",
     "bonus": "bonus",
     "target": "target",
@@ -160,8 +162,10 @@ def _caption_text(state: PanelState) -> Text:
 
 
 def _legend(state: PanelState) -> list[Text]:
-    """Return the labels of the origins, that of loosely accepted tokens only if there are any."""
-    return [Text(LABELS[origin], style=STYLES[origin]) for origin in STYLES if origin != "loose" or state.loose]
+    """Return the labels of the origins, those of blocks and of loosely accepted tokens only if there are any."""
+    seen = {origin for _, origin in state.pieces}
+    absent = {"draft" if "block" in seen else "block", *({"loose"} - seen)}
+    return [Text(LABELS[origin], style=STYLES[origin]) for origin in STYLES if origin not in absent]
 
 
 def _figures(state: PanelState, inner: int, ascii_only: bool, verbose: bool, bars: bool) -> list[Text]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vidspec.engine.requests import Steps
     from vidspec.engine.rows import PassResult
     from vidspec.engine.slab import KVSpan
+    from vidspec.events.events import Origin
     from vidspec.models.base import EmbeddedPrompt
     from vidspec.models.video_language_model import VideoLanguageModel
 
@@ -108,6 +109,7 @@ class Drafter(ABC):
         tapped: blocks of the target whose inputs it reads; see :meth:`observe_states`.
         history: the emitted text with the profile's penalties, which the drafter's choices should follow as the
             target's do; set before :meth:`begin`, None without penalties.
+        origin: of its accepted tokens.
     """
 
     forwards: int = 0
@@ -117,6 +119,7 @@ class Drafter(ABC):
     learns: bool = False
     tapped: tuple[int, ...] = ()
     history: TextHistory | None = None
+    origin: Origin = "draft"
 
     @abstractmethod
     def begin(self, token: int) -> None:

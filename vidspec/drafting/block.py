@@ -40,6 +40,7 @@ class BlockDrafter(Drafter):
     """
 
     paces = True
+    origin = "block"
 
     def __init__(self, engine: Engine[BlockHead], span: KVSpan, sampling: Sampling, rng: torch.Generator) -> None:
         self.engine, self.span, self.sampling = engine, span, sampling

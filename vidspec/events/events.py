@@ -30,10 +30,11 @@ __all__ = [
 ]
 
 #: Origin of an emitted token: ``draft`` proposed and accepted because the acceptance rule's exact test passed,
+#: ``block`` the same of a head that drafts all positions in one pass,
 #: ``correction`` the target's own token at the first mismatch, ``bonus`` the target's token after a window that was
 #: accepted whole, ``target`` plain decoding (and the first token, from the target's prefill), ``loose`` a draft
 #: token that a lossy rule accepted although the target would have chosen another.
-Origin: TypeAlias = Literal["draft", "correction", "bonus", "target", "loose"]
+Origin: TypeAlias = Literal["draft", "block", "correction", "bonus", "target", "loose"]
 #: Kind of a round's target pass in the parallel schedule: the prefill, a pass without a draft, one that verified a
 #: single proposal, or one that also verified pending tokens. Empty in the other schedules.
 Mode: TypeAlias = Literal["", "prefill", "alone", "pre", "post"]

@@ -68,9 +68,10 @@ def _make_round(
     """Return the event of a verified window of which ``tokens`` are emitted."""
     emitted, draft = len(tokens), verdict.draft
     texts, rejected = sequence.add_text(tokens, verdict.rejected)
+    drafted = sequence.drafter.origin
     return Round(
         tokens,
-        verdict.origins[:emitted],
+        tuple(drafted if origin == "draft" else origin for origin in verdict.origins[:emitted]),
         drafted=len(draft.tokens),
         accepted=min(len(verdict.path), emitted),
         elapsed=elapsed,

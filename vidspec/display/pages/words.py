@@ -27,6 +27,7 @@ __all__ = [
 #: Meaning of each token origin.
 ORIGINS: Mapping[str, str] = {
     "draft": "proposed by the draft, accepted by the target",
+    "block": "proposed in one pass with the others of its round, accepted by the target",
     "correction": "the target's own, where a proposal was rejected",
     "bonus": "the target's own, added after a window that was accepted whole",
     "loose": "proposed by the draft, accepted by a lossy rule although the target would have chosen another",

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.pruning.given import best, cos, visual_tokens
+from tests.tiers import examples
 from vidspec.errors import ProfileError
 from vidspec.pruning.base import Signals, token_grid
 from vidspec.pruning.pruners.hippo import HippoPruner
@@ -75,8 +76,7 @@ def test_temporal_term_equals_a_literal_transcription(shape, newline, seed):
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.full
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(SHAPES, st.booleans(), st.integers(0, 99))
 def test_spatial_term_equals_a_literal_transcription(shape, newline, seed):
     visual = visual_tokens(*shape, newline=newline, seed=seed)

@@ -159,6 +159,19 @@ class RunSpec(BaseModel):
         key("Answer with any JSON object; --fields and --json-schema say which"),
         Flag(panel=_TEXT, names=("--json",)),
     ] = False
+    rewrite: Annotated[
+        Text | None,
+        key("Rewrite each caption with the same model, without the video: 'use 40 words', or a prompt with {caption}"),
+        Flag(panel=_TEXT, metavar="TEXT", common=True),
+    ] = None
+    rewrite_file: Annotated[
+        Path | None, key("Read the text of --rewrite from a file"), Flag(panel=_TEXT, metavar="FILE")
+    ] = None
+    summary: Annotated[
+        bool,
+        key("Also summarise the captions of a clip's segments by the same model, without the video"),
+        Flag(panel=_TEXT, common=True),
+    ] = False
     template: Annotated[
         str | None,
         key("Insert each caption into this text: 'ohwx, {caption}'. {column} is a manifest's column"),
@@ -295,6 +308,8 @@ class RunSpec(BaseModel):
             raise UsageError(f"--timeout {self.timeout:g}: must be more than 0 seconds, and at most {MANY}")
         if self.context and self.segment is None:
             raise UsageError("--context needs --segment", hint="--segment 30s --context")
+        if self.summary and self.segment is None:
+            raise UsageError("--summary needs --segment", hint="--segment 30s --summary")
         if self.json_object and (named := {"generate.json_schema", "generate.fields"} & self.overrides.keys()):
             option = flag_of(min(named).partition(".")[2])
             raise UsageError(f"--json and {option} exclude each other", hint=f"{option} alone answers with JSON too")
@@ -308,7 +323,7 @@ class RunSpec(BaseModel):
             tolerated_failures(self.tolerate, 0)
         if self.existing == "skip" and self.overwrite:
             raise UsageError("--existing skip and --overwrite exclude each other")
-        texts = (self.template, *self.prompt, *self.turn)
+        texts = (self.template, self.rewrite, *self.prompt, *self.turn)
         tars = any(path.lower().endswith(".tar") for path in self.paths)  # each clip's KEY.txt
         if self.existing != "use" and not tars and any("{existing}" in text for text in texts if text):
             raise UsageError("{existing} needs --existing use", hint="--format txt --existing use")
@@ -329,6 +344,8 @@ class RunSpec(BaseModel):
                 raise UsageError("several --prompt and --segment exclude each other")
             if len(set(self.prompt)) < len(self.prompt):
                 raise UsageError("--prompt: the same prompt is given twice")
+        if self.rewrite is not None and not self.rewrite.strip():
+            raise UsageError("--rewrite: is empty", hint="--rewrite 'shorten to 40 words'")
         if any(not turn.strip() for turn in self.turn):
             raise UsageError("--turn: is empty", hint="--turn 'What happens then?'")
 
@@ -337,6 +354,7 @@ class RunSpec(BaseModel):
 _EXCLUSIVE = (
     ("prompt", "prompt_file", "style", "turn"),
     ("turn", "segment"),
+    ("rewrite", "rewrite_file"),
     ("output", "output_dir"),
     ("output", "name"),
     ("overwrite", "retry_failed"),

@@ -16,6 +16,8 @@ from vidspec.files import read_text
 from vidspec.runs.rendering import check_names, check_template
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from vidspec.config.schema import Profile
     from vidspec.config.user_config import UserConfig
     from vidspec.runs.allowance import FetchLimits
@@ -47,6 +49,7 @@ def check_fields(spec: RunSpec, entries: Sequence[Job]) -> None:
     for option, texts in (("--prompt", spec.prompt), ("--turn", spec.turn)):
         for text in texts:
             check_names(text, option, names)
+    check_names(spec.rewrite or "", "--rewrite", {*names, "caption"})
     if spec.template is not None and not any(is_shard(one.path) for one in entries):
         fields = dict.fromkeys(("existing",) if spec.existing == "use" else ())
         check_template(spec.template, "--template", fields | {name: None for one in entries for name in one.fields})
@@ -123,10 +126,18 @@ def _prompt(spec: RunSpec) -> str | None:
         return style(spec.style)
     if spec.prompt_file is None:
         return spec.prompt[0] if len(spec.prompt) == 1 else None
-    option = f"--prompt-file {spec.prompt_file}"
-    text = read_text(spec.prompt_file, LONGEST_PROMPT, option).strip()
+    return _prompt_in(spec.prompt_file, "--prompt-file")
+
+
+def _prompt_in(path: Path, option: str) -> str:
+    """Return the text of a file.
+
+    Raises:
+        UsageError: it cannot be read, or is empty.
+    """
+    text = read_text(path, LONGEST_PROMPT, f"{option} {path}").strip()
     if not text:
-        raise UsageError(f"{option}: is empty")
+        raise UsageError(f"{option} {path}: is empty")
     return text
 
 
@@ -224,6 +235,8 @@ def job_config(spec: RunSpec, profile: Profile, total: int) -> JobConfig:
         total=total,
         template=spec.template,
         single_line=spec.single_line,
+        rewrite=_prompt_in(spec.rewrite_file, "--rewrite-file") if spec.rewrite_file is not None else spec.rewrite,
+        summary=spec.summary,
     )
 
 

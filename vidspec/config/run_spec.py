@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from vidspec.bounds import MANY
+from vidspec.config.prompts import style_schema
 from vidspec.config.sections import Flag, GenerateSection, ModelsSection, VideoSection
 from vidspec.errors import UsageError
 from vidspec.registry import key, nearest
@@ -151,7 +152,7 @@ class RunSpec(BaseModel):
     prompt_file: Annotated[Path | None, key("Read the prompt from a file"), Flag(panel=_TEXT, metavar="FILE")] = None
     style: Annotated[
         str | None,
-        key("A named prompt: brief, detailed, subjects-actions-background, dataset"),
+        key("A named prompt: brief, detailed, subjects-actions-background, dataset, events (timed, as JSON)"),
         Flag(panel=_TEXT, metavar="NAME", common=True),
     ] = None
     json_object: Annotated[
@@ -310,9 +311,12 @@ class RunSpec(BaseModel):
             raise UsageError("--context needs --segment", hint="--segment 30s --context")
         if self.summary and self.segment is None:
             raise UsageError("--summary needs --segment", hint="--segment 30s --summary")
-        if self.json_object and (named := {"generate.json_schema", "generate.fields"} & self.overrides.keys()):
-            option = flag_of(min(named).partition(".")[2])
-            raise UsageError(f"--json and {option} exclude each other", hint=f"{option} alone answers with JSON too")
+        given = [name for name, answers in (("--json", self.json_object), ("--style events", self._timed)) if answers]
+        named = {"generate.json_schema", "generate.fields"} & self.overrides.keys()
+        given += [flag_of(key.partition(".")[2]) for key in sorted(named)] if given else []
+        if len(given) > 1:
+            hint = f"{given[1]} alone answers with JSON too"
+            raise UsageError(f"{given[0]} and {given[1]} exclude each other", hint=hint)
         for options in _EXCLUSIVE:
             given = [flag_of(option) for option in options if getattr(self, option)]
             if len(given) > 1:
@@ -335,6 +339,10 @@ class RunSpec(BaseModel):
                     raise UsageError(
                         f"{flag_of(option)} needs a single captioner", hint="leave out --replicas and --engine"
                     )
+
+    @property
+    def _timed(self) -> bool:
+        return style_schema(self.style) is not None
 
     def _check_prompts(self) -> None:
         if any(not prompt.strip() for prompt in self.prompt):

@@ -267,6 +267,7 @@ class Caption:
         original: what the model wrote about the video if ``--rewrite`` has replaced it in ``caption``; then ``ended``
             is the rewritten text's, and ``token_ids``, counts and speeds are the original's. None without.
         summary: text about the whole clip, with the last of its segments; None without ``--summary``.
+        notes: corrections of timed events; None without any.
         trace: timed events for ``--trace``; not part of the JSON record.
     """
 
@@ -298,6 +299,7 @@ class Caption:
     reasoning: str | None = None
     original: OriginalRecord | None = None
     summary: str | None = None
+    notes: list[str] | None = None
     trace: Trace | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -316,7 +318,7 @@ class Caption:
 
 
 #: Keys that a JSON record has only if they are not None.
-OPTIONAL_KEYS = ("reasoning", "original", "summary")
+OPTIONAL_KEYS = ("reasoning", "original", "summary", "notes")
 #: The other keys of a JSON record, in their order.
 RECORD_KEYS = tuple(one.name for one in fields(Caption) if one.name not in (*OPTIONAL_KEYS, "trace"))
 

@@ -182,6 +182,7 @@ class JobConfig:
         single_line: write each caption on one line.
         rewrite: instruction, or prompt with ``{caption}``, of a second pass over each caption; None for none.
         summary: summarise the captions of a clip's segments.
+        events: answers are timed events, checked against the clip's length.
         models_named: True if the user named the models; otherwise captions of built-in models are marked.
     """
 
@@ -202,6 +203,7 @@ class JobConfig:
     single_line: bool = False
     rewrite: str | None = None
     summary: bool = False
+    events: bool = False
     models_named: bool = False
 
     def questions_of(self, job: Job) -> JobQuestions | None:

@@ -16,7 +16,9 @@ from vidspec.events.observer import RunObserver
 from vidspec.events.record import Caption, failed_caption
 from vidspec.models.prefix_cache import PrefixCache
 from vidspec.models.request import DialogueTurn, Question
+from vidspec.runs.formats.base import time_range
 from vidspec.runs.job import CONTEXT, SUMMARY, Job, JobConfig, JobResult, TextPass
+from vidspec.runs.timed_events import checked_events, timed_events
 
 if TYPE_CHECKING:
     from vidspec.captioner import Captioner, CaptionOptions
@@ -341,12 +343,28 @@ class _JobSource:
             assert caption is not None
             if job.spent and "decode_video" not in caption.timings:
                 caption = replace(caption, timings={"decode_video": job.spent, **caption.timings})
+            if self._config.events:
+                caption = _with_checked_events(caption, job)
             return JobResult(_with_comparison(self._captioner, caption, job, self._config), None, frameless)
         except Exception as error:
             record = failed_caption(job.path, as_vidspec_error(error), profile=self._captioner.profile.name)
             if caption is not None:  # captioned but not confirmed: keep the measurements
                 record = replace(caption, caption=None, ended=None, lossless=None, error=record.error)
             return JobResult(record, error, frameless)
+
+
+def _with_checked_events(caption: Caption, job: Job) -> Caption:
+    """Return a caption of timed events with those of its clip's part.
+
+    Raises:
+        GenerationError: none is.
+    """
+    events = timed_events(caption.data)
+    if events is None:
+        return caption
+    part = time_range({"start": job.start, "end": job.end, "video": caption.video})
+    kept, notes = checked_events(job.path, events, *part)
+    return replace(caption, data=kept, notes=notes or None)
 
 
 def _with_comparison(captioner: Captioner, caption: Caption, job: Job, config: JobConfig) -> Caption:

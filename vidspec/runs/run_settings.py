@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from vidspec.bounds import LONGEST_PROMPT
 from vidspec.config.json_schema import ANY_OBJECT
+from vidspec.config.prompts import EVENTS_SCHEMA, style, style_schema
 from vidspec.config.run_spec import RunSpec, parse_batch, parse_size
 from vidspec.errors import UsageError
 from vidspec.files import read_text
@@ -111,7 +112,8 @@ def profile_keys(spec: RunSpec) -> dict[str, object]:
         UsageError: the prompt's file cannot be read.
     """
     keys = dict(spec.overrides)
-    derived = {"generate.json_schema": ANY_OBJECT} if spec.json_object else {}
+    schema = ANY_OBJECT if spec.json_object else style_schema(spec.style)
+    derived = {} if schema is None else {"generate.json_schema": schema}
     if (prompt := _prompt(spec)) is not None:
         derived["generate.prompt"] = prompt
     for name in derived.keys() & keys.keys():
@@ -121,8 +123,6 @@ def profile_keys(spec: RunSpec) -> dict[str, object]:
 
 def _prompt(spec: RunSpec) -> str | None:
     if spec.style is not None:
-        from vidspec.config.prompts import style
-
         return style(spec.style)
     if spec.prompt_file is None:
         return spec.prompt[0] if len(spec.prompt) == 1 else None
@@ -218,6 +218,10 @@ def job_config(spec: RunSpec, profile: Profile, total: int) -> JobConfig:
     if spec.engine == "ray":
         _require_package("--engine ray", "Ray", ("ray",), "pip install 'vidspec[ray]'")
     measured = spec.baseline or (spec.verify and total == 1)  # for a single clip it takes no longer
+    rewrite = _prompt_in(spec.rewrite_file, "--rewrite-file") if spec.rewrite_file is not None else spec.rewrite
+    events = profile.generate.json_schema == EVENTS_SCHEMA
+    if events and rewrite is not None:
+        raise UsageError("--rewrite and timed events exclude each other", hint="leave out --rewrite or --style events")
     several = spec.turn or (spec.prompt if len(spec.prompt) > 1 else ())
     return JobConfig(
         video=video,
@@ -235,8 +239,9 @@ def job_config(spec: RunSpec, profile: Profile, total: int) -> JobConfig:
         total=total,
         template=spec.template,
         single_line=spec.single_line,
-        rewrite=_prompt_in(spec.rewrite_file, "--rewrite-file") if spec.rewrite_file is not None else spec.rewrite,
+        rewrite=rewrite,
         summary=spec.summary,
+        events=events,
     )
 
 

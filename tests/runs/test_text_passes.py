@@ -5,7 +5,9 @@ from contextlib import closing
 
 import pytest
 
+import vidspec
 from tests.fake_captioner import SHORT, TEXT, FakeReader
+from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError
 from vidspec.models.request import DialogueTurn
 from vidspec.runs.feed import Feed
@@ -167,3 +169,19 @@ def test_a_bug_in_a_second_pass_is_no_users_error(captioner):
     (one,) = outcomes(captioner, JobConfig(), Job("a.mp4"))
     failed = TextPass("rewrite", one, one.job).complete(None, TypeError("broken"))
     assert isinstance(failed.error, TypeError) and failed.caption.error["kind"] == "internal"
+
+
+@pytest.mark.full
+def test_second_passes_do_not_depend_on_the_draft():
+    """With the built-in models, several clips at once; the text is that of the prompt alone."""
+    small = {"frames": 2, "max_new_tokens": 8, "segment": "6s", "summary": True, "rewrite": "shorter"}
+    clips = [str(clip) for clip in shipped()[:2]]
+    texts = []
+    for profile in ("ar", "vanilla-sd", "parallelvlm"):
+        found = sorted(
+            vidspec.run(clips, profile=profile, **small), key=lambda one: (one.path, one.video["timestamps"])
+        )
+        assert all(one.error is None and one.original and one.ended for one in found)
+        assert sum(one.summary is not None for one in found) == len(clips) < len(found)
+        texts.append([(one.caption, one.original["text"], one.summary) for one in found])
+    assert texts[0] == texts[1] == texts[2]

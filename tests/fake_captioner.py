@@ -1,5 +1,6 @@
 """A captioner without models: its clips are what their names say. For tests of the command, the batch and the panel.
 
+A prompt without a video is answered by :data:`SHORT`, and fails for ``wordy.mp4``.
 ``good.mp4`` is captioned; ``missing.mp4`` fails; ``bug.mp4`` raises a TypeError; ``stop.mp4`` is interrupted;
 ``differs.mp4`` differs from plain decoding; ``lost.mp4`` loses its device; ``dies.mp4`` ends the process, and
 ``dies-once.mp4`` the first time only. Several clips at once take turns, an event each.
@@ -28,6 +29,7 @@ from vidspec.runs.reader import ClipReader
 from vidspec.video.base import Clip
 
 TEXT = "A red circle\nmoves left."
+SHORT = "A circle moves."
 IDS = [7, 1, 2, 3, 9]
 #: Clips at once where nobody says how many.
 MOST = 4
@@ -185,6 +187,12 @@ class FakeCaptioner(Captioner):
             if isinstance(event, Prefilled) and kind == "stop":
                 raise KeyboardInterrupt
 
+    def _answer(self, path: str, prompt: str) -> Iterator[Event]:
+        self.asked.append({"prompt": prompt, "text_only": True})
+        if PurePath(path).stem == "wordy":
+            raise GenerationError(f"{path}: a prompt of 9 tokens is too long", kind="context", hint="fewer --frames")
+        yield Finished(record(path, caption=SHORT, ended="length"))
+
     def serve(
         self, arrivals: Any, *, batch: int | None = None, wake: WakeEvent | None = None
     ) -> Iterator[tuple[Hashable, Event | LoopLoad | Exception]]:
@@ -193,7 +201,11 @@ class FakeCaptioner(Captioner):
             over = arrivals.over
             while len(flights) < (batch or MOST) and (one := arrivals.take()) is not None:
                 until = float("inf") if one.timeout is None else time.monotonic() + one.timeout - one.spent
-                flights[one.key] = iter(self.stream(one.path, start=one.start, end=one.end, **asked(one))), until
+                if one.text_only:
+                    events = self._answer(one.path, one.prompt)
+                else:
+                    events = self.stream(one.path, start=one.start, end=one.end, **asked(one))
+                flights[one.key] = iter(events), until
             self.most = max(self.most, len(flights))
             if not flights and over:
                 return

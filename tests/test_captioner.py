@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.checkpoints import checkpoint, readable
+from tests.ready_clips import serve_captions
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.decoding import plain_step, serving
@@ -22,7 +23,9 @@ from vidspec.errors import ArgumentError, GenerationError, ModelError, VideoErro
 from vidspec.events.events import Finished, InputsReleased, Opened, Prefilled, PrefillProgress, Round
 from vidspec.events.record import RECORD_KEYS
 from vidspec.models import loading
+from vidspec.models.request import CaptionRequest
 from vidspec.runs.schema import record_schema
+from vidspec.video.base import Clip
 
 CLIP = str(shipped()[1])
 FRAMES = 6
@@ -181,6 +184,23 @@ def test_timings(record, events):
 def test_caption_is_the_streams_last_word(captioner, record):
     again = captioner.caption(CLIP)
     assert (again.caption, again.token_ids, again.counters) == (record.caption, record.token_ids, record.counters)
+
+
+def test_a_prompt_without_a_video_is_answered_by_the_target_alone(captioner, record):
+    """Beside a clip, by plain decoding, as the stock model continues the same tokens."""
+    model, asked = captioner.target.model, {"x": "What is a circle?", "y": "A square, then?"}
+    texts = [CaptionRequest(path, Clip.empty(), prompt=prompt, key=path) for path, prompt in asked.items()]
+    found = serve_captions(captioner, [texts[0], CaptionRequest(CLIP, captioner.read(CLIP), key="clip"), texts[1]], 3)
+    assert found["clip"].token_ids == record.token_ids
+    for key, prompt in asked.items():
+        ids = model.text_only_ids(prompt)
+        assert model.visual_id not in ids and found[key].lossless
+        padding = list(range(model.vocabulary, model.known_ids))  # random here, never emitted
+        stock = model.model.generate(
+            input_ids=torch.tensor([ids]), max_new_tokens=30, do_sample=False, suppress_tokens=padding
+        )
+        assert found[key].token_ids == stock[0, len(ids) :].tolist()
+        assert found[key].counters["drafted"] == found[key].counters["visual_tokens"] == 0
 
 
 def test_a_prompt_of_several_passes_says_how_far_it_is(captioner, record, monkeypatch):

@@ -10,7 +10,7 @@ import typer
 
 import vidspec
 from tests.cli.conftest import isolated  # noqa: F401
-from tests.fake_captioner import TEXT, FakeCaptioner
+from tests.fake_captioner import SHORT, TEXT, FakeCaptioner
 from vidspec.cli.app import app
 from vidspec.config import profiles
 from vidspec.config.run_spec import RunSpec, flag_of
@@ -49,6 +49,22 @@ def test_without_an_output_captions_are_only_yielded(clips, capsys):
 def test_a_run_that_is_left_keeps_what_is_done(clips):
     assert len(list(islice(vidspec.run(clips, output="out.jsonl", batch=1), 1))) == 1
     assert paths(vidspec.run(clips, output="out.jsonl", batch=1)) == [("good.mp4", TEXT), ("missing.mp4", None)]
+
+
+def test_captions_are_rewritten_once_and_again_by_another_prompt(clips):
+    def rewritten(**more):
+        return [one.caption for one in vidspec.run("clips/good.mp4", output="out.jsonl", batch=1, **more)]
+
+    Path("shorter.txt").write_text("use three words\n")
+    assert rewritten() == [TEXT] and rewritten(rewrite="use three words") == [SHORT]
+    assert rewritten(rewrite="use three words") == rewritten() == rewritten(rewrite_file="shorter.txt") == []
+    assert rewritten(rewrite="use four words") == [SHORT]
+    kept = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    assert [(one["caption"], one.get("original", {}).get("text")) for one in kept] == [
+        (TEXT, None),
+        (SHORT, TEXT),
+        (SHORT, TEXT),
+    ]
 
 
 def test_errors_are_recorded_or_raised(clips):

@@ -38,7 +38,7 @@ from vidspec.decoding.many import caption_clips, in_order
 from vidspec.decoding.prompts import caption_prompts
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.serving import Serving
-from vidspec.decoding.setup import DecodingSetup
+from vidspec.decoding.setup import PLAIN_DECODING, DecodingSetup
 from vidspec.decoding.text_stream import stream_certain_text
 from vidspec.decoding.workers.slot import DraftProcessSlot
 from vidspec.draft_length.pace import WindowController
@@ -64,16 +64,6 @@ __all__ = ["CaptionOptions", "Captioner"]
 
 #: Most setups kept for options of requests.
 SETUPS = 64
-_PLAIN = {
-    "models.captioner": None,
-    "draft.kind": "none",
-    "draft.gamma": 5,
-    "draft.precision": "auto",
-    "prune.method": "none",
-    "lossy.method": "none",
-    "schedule.kind": "autoregressive",
-    "schedule.prefill": "sequential",
-}
 
 
 class Captioner:
@@ -148,6 +138,10 @@ class Captioner:
         Raises:
             ProfileError: an option is unknown, or does not fit the profile.
         """
+        setup = self._setup_with(request)
+        return setup.for_text if request.text_only else setup
+
+    def _setup_with(self, request: CaptionRequest) -> DecodingSetup:
         if not request.generate:
             return self.setup
         key = repr(sorted(request.generate.items()))
@@ -307,7 +301,7 @@ class Captioner:
     def baseline(self, path: str | Path, **options: Unpack[CaptionOptions]) -> Caption:
         """Caption a clip by plain decoding of the same target, with the same engine, cache and kernels."""
         request = self._make_request("baseline", path, options)
-        plain = profiles.override(self.profile, _PLAIN)
+        plain = profiles.override(self.profile, PLAIN_DECODING)
         return Captioner(plain, self.target.model, None, embedded=self.embedded)._caption_whole(request)
 
     def forget(self) -> None:
@@ -320,7 +314,7 @@ class Captioner:
         grey = np.full((4, 64, 64, 3), 127, dtype=np.uint8)
         clip = video.Clip.of(grey, range(4))
         short = profiles.override(self.setup.profile, {"generate.max_new_tokens": 16})
-        for profile in (short, profiles.override(short, _PLAIN)):
+        for profile in (short, profiles.override(short, PLAIN_DECODING)):
             draft = self.draft.model if self.draft and profile.drafts_with_a_model else None
             slot = self.slot if profile.concurrent else None
             describe = self.setup.describe
@@ -587,7 +581,7 @@ class Captioner:
             trace: times all work on the clip.
         """
         sequence, clip = Sequence(request, trace), request.clip
-        if clip is not None:
+        if clip is not None and not request.text_only:
             times, demo = tuple(float(t) for t in clip.timestamps), ships(self.target.model.source)
             thumbnails = draw_thumbnails(clip.frames, times)
             sequence.emit(Opened(request.path, clip.facts, len(clip.frames), times, demo, thumbnails))

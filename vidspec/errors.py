@@ -20,6 +20,7 @@ __all__ = [
     "UsageError",
     "VideoError",
     "VidspecError",
+    "as_vidspec_error",
 ]
 
 
@@ -121,3 +122,10 @@ class LostOutputError(OutputError):
     """The end of a run whose output can no longer be written: the disk is full, or the file was taken away."""
 
     exit_code = 4
+
+
+def as_vidspec_error(error: Exception) -> VidspecError:
+    """Return the error itself, or of a bug one with its type and message."""
+    if isinstance(error, VidspecError):
+        return error
+    return VidspecError(f"{type(error).__name__}: {error}", kind="internal")

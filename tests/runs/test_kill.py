@@ -17,6 +17,7 @@ from vidspec.runs.file_states import is_mark
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIPS, FAILING = 300, 30
+PASSES = ("--rewrite", "shorter", "--summary")
 KILLS = int(os.environ.get("VIDSPEC_KILLS", "6"))
 
 
@@ -62,6 +63,7 @@ def environment(where):
         pytest.param(("--format", "csv", "-o", "out.csv", "--batch", "4"), id="csv", marks=pytest.mark.full),
         pytest.param(("--format", "vtt", "--output-dir", "out", "--batch", "4"), id="vtt", marks=pytest.mark.full),
         pytest.param(("--format", "jsonl,csv,txt", "--output-dir", "out", "--batch", "4"), id="several"),
+        pytest.param(("--format", "csv,txt", "--output-dir", "out", "--segment", "2s", *PASSES), id="second passes"),
     ],
 )
 def test_killed_again_and_again(clips, tmp_path, args):

@@ -167,13 +167,14 @@ class TerminalReporter(RunReporter):
 def _text_stream(run: Run, shown: RunObserver, *, quiet: bool) -> Iterator[RunObserver]:
     """Yield the observer that streams the caption of a single clip as text.
 
-    None if a panel shows the caption on the same terminal, or if ``--verify`` may still reject it.
+    None if a panel shows the caption on the same terminal, or if ``--verify`` or ``--rewrite`` may still change it.
     """
     from vidspec.runs.writers import StdoutLines
 
     plan, stream = run.plan, run.store.only_stream
     parts = plan.how.segment is not None or plan.how.questions_of(plan.entries[0]) is not None
-    if plan.several or parts or plan.how.verify or stream is None or not stream.form.is_prose:
+    pending = plan.how.verify or plan.how.rewrite is not None
+    if plan.several or parts or pending or stream is None or not stream.form.is_prose:
         return
     panel = not (quiet or isinstance(shown, RestartNotes))
     if isinstance(stream.lines, StdoutLines) and not (panel and stream.lines.terminal):

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 from vidspec.errors import UsageError
 from vidspec.registry import nearest
 
-__all__ = ["STYLES", "style"]
+__all__ = ["EVENTS_SCHEMA", "STYLES", "style", "style_schema"]
+
+#: JSON Schema of timed events, as the profile holds it.
+EVENTS_SCHEMA = json.dumps(
+    {
+        "type": "array",
+        "minItems": 1,
+        "items": {
+            "type": "object",
+            "properties": {
+                "start": {"type": "number", "minimum": 0},
+                "end": {"type": "number", "minimum": 0},
+                "text": {"type": "string", "minLength": 1, "maxLength": 200},
+            },
+            "required": ["start", "end", "text"],
+            "additionalProperties": False,
+        },
+    }
+)
 
 #: ``subjects-actions-background`` follows the prompt of SpecVLM and ParallelVLM ("the main subjects, actions, and
 #: background", SpecVLM 4.2); the papers do not print their wording.
@@ -21,6 +40,11 @@ STYLES: Mapping[str, str] = {
         "Write a caption of this video for a training set: one paragraph that states only what can be seen. Name the "
         "subjects and how they look, what they do and in which order, the setting, and how the camera moves. No "
         "opinions, no guesses, and no introduction such as 'This video shows'."
+    ),
+    "events": (
+        "List the events of this video in the order in which they happen, as a JSON array of objects with the keys "
+        "start, end and text: start and end are times in seconds from the beginning of the video, and text says in one "
+        "sentence what happens between them."
     ),
 }
 
@@ -36,3 +60,8 @@ def style(name: str) -> str:
         meant = f"; did you mean {close}?" if close else ""
         raise UsageError(f"no style is called {name!r}{meant}", hint=f"styles: {', '.join(STYLES)}")
     return STYLES[name]
+
+
+def style_schema(name: str | None) -> str | None:
+    """Return the JSON Schema that belongs to a style; None if its answers are free text."""
+    return EVENTS_SCHEMA if name == "events" else None

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from vidspec.bounds import MANY
+from vidspec.config.prompts import style_schema
 from vidspec.config.sections import Flag, GenerateSection, ModelsSection, VideoSection
 from vidspec.errors import UsageError
 from vidspec.registry import key, nearest
@@ -151,13 +152,26 @@ class RunSpec(BaseModel):
     prompt_file: Annotated[Path | None, key("Read the prompt from a file"), Flag(panel=_TEXT, metavar="FILE")] = None
     style: Annotated[
         str | None,
-        key("A named prompt: brief, detailed, subjects-actions-background, dataset"),
+        key("A named prompt: brief, detailed, subjects-actions-background, dataset, events (timed, as JSON)"),
         Flag(panel=_TEXT, metavar="NAME", common=True),
     ] = None
     json_object: Annotated[
         bool,
         key("Answer with any JSON object; --fields and --json-schema say which"),
         Flag(panel=_TEXT, names=("--json",)),
+    ] = False
+    rewrite: Annotated[
+        Text | None,
+        key("Rewrite each caption with the same model, without the video: 'use 40 words', or a prompt with {caption}"),
+        Flag(panel=_TEXT, metavar="TEXT", common=True),
+    ] = None
+    rewrite_file: Annotated[
+        Path | None, key("Read the text of --rewrite from a file"), Flag(panel=_TEXT, metavar="FILE")
+    ] = None
+    summary: Annotated[
+        bool,
+        key("Also summarise the captions of a clip's segments by the same model, without the video"),
+        Flag(panel=_TEXT, common=True),
     ] = False
     template: Annotated[
         str | None,
@@ -295,9 +309,14 @@ class RunSpec(BaseModel):
             raise UsageError(f"--timeout {self.timeout:g}: must be more than 0 seconds, and at most {MANY}")
         if self.context and self.segment is None:
             raise UsageError("--context needs --segment", hint="--segment 30s --context")
-        if self.json_object and (named := {"generate.json_schema", "generate.fields"} & self.overrides.keys()):
-            option = flag_of(min(named).partition(".")[2])
-            raise UsageError(f"--json and {option} exclude each other", hint=f"{option} alone answers with JSON too")
+        if self.summary and self.segment is None:
+            raise UsageError("--summary needs --segment", hint="--segment 30s --summary")
+        given = [name for name, answers in (("--json", self.json_object), ("--style events", self._timed)) if answers]
+        named = {"generate.json_schema", "generate.fields"} & self.overrides.keys()
+        given += [flag_of(key.partition(".")[2]) for key in sorted(named)] if given else []
+        if len(given) > 1:
+            hint = f"{given[1]} alone answers with JSON too"
+            raise UsageError(f"{given[0]} and {given[1]} exclude each other", hint=hint)
         for options in _EXCLUSIVE:
             given = [flag_of(option) for option in options if getattr(self, option)]
             if len(given) > 1:
@@ -308,7 +327,7 @@ class RunSpec(BaseModel):
             tolerated_failures(self.tolerate, 0)
         if self.existing == "skip" and self.overwrite:
             raise UsageError("--existing skip and --overwrite exclude each other")
-        texts = (self.template, *self.prompt, *self.turn)
+        texts = (self.template, self.rewrite, *self.prompt, *self.turn)
         tars = any(path.lower().endswith(".tar") for path in self.paths)  # each clip's KEY.txt
         if self.existing != "use" and not tars and any("{existing}" in text for text in texts if text):
             raise UsageError("{existing} needs --existing use", hint="--format txt --existing use")
@@ -321,6 +340,10 @@ class RunSpec(BaseModel):
                         f"{flag_of(option)} needs a single captioner", hint="leave out --replicas and --engine"
                     )
 
+    @property
+    def _timed(self) -> bool:
+        return style_schema(self.style) is not None
+
     def _check_prompts(self) -> None:
         if any(not prompt.strip() for prompt in self.prompt):
             raise UsageError("--prompt: is empty", hint="--prompt 'What moves?'")
@@ -329,6 +352,8 @@ class RunSpec(BaseModel):
                 raise UsageError("several --prompt and --segment exclude each other")
             if len(set(self.prompt)) < len(self.prompt):
                 raise UsageError("--prompt: the same prompt is given twice")
+        if self.rewrite is not None and not self.rewrite.strip():
+            raise UsageError("--rewrite: is empty", hint="--rewrite 'shorten to 40 words'")
         if any(not turn.strip() for turn in self.turn):
             raise UsageError("--turn: is empty", hint="--turn 'What happens then?'")
 
@@ -337,6 +362,7 @@ class RunSpec(BaseModel):
 _EXCLUSIVE = (
     ("prompt", "prompt_file", "style", "turn"),
     ("turn", "segment"),
+    ("rewrite", "rewrite_file"),
     ("output", "output_dir"),
     ("output", "name"),
     ("overwrite", "retry_failed"),

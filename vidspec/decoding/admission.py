@@ -56,7 +56,7 @@ def memory_claims(setup: DecodingSetup, request: CaptionRequest) -> list[MemoryC
     frames, height, width, _ = request.frames.frames.shape
     size = frames, height, width
     text = request.prompt or profile.generate.prompt, request.system or profile.generate.system, request.earlier
-    visual = model.visual_tokens(*size)
+    visual = 0 if request.text_only else model.visual_tokens(*size)
     visual += 0 if sound is None else model.audio_tokens(len(sound))
     tokens = visual + model.text_tokens(*text)
     own = model.clip_memory(size, visual, tokens, setup.room)

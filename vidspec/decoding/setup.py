@@ -41,7 +41,19 @@ if TYPE_CHECKING:
     from vidspec.decoding.sequence import ScheduleFunction
     from vidspec.decoding.workers.slot import DraftProcessSlot
 
-__all__ = ["DecodingSetup"]
+__all__ = ["PLAIN_DECODING", "DecodingSetup"]
+
+#: Keys that turn a profile into plain decoding of its target.
+PLAIN_DECODING: Mapping[str, object] = {
+    "models.captioner": None,
+    "draft.kind": "none",
+    "draft.gamma": 5,
+    "draft.precision": "auto",
+    "prune.method": "none",
+    "lossy.method": "none",
+    "schedule.kind": "autoregressive",
+    "schedule.prefill": "sequential",
+}
 
 
 @dataclass
@@ -132,6 +144,13 @@ class DecodingSetup:
         setup = replace(self, profile=profile, sampling=sampling, acceptance=rule)
         setup.__dict__["self_draft"] = self.self_draft  # may be a quantised copy of the target
         return setup
+
+    @cached_property
+    def for_text(self) -> DecodingSetup:
+        """Setup of prompts without a video: the target's plain decoding, without a schema for the answer."""
+        keys = {**PLAIN_DECODING, "generate.json_schema": None, "generate.fields": ()}
+        plain = DecodingSetup.of(profiles.override(self.profile, keys), self.target.model, None, None)
+        return replace(plain, target=self.target)
 
     @cached_property
     def self_draft(self) -> Engine[VideoLanguageModel] | None:

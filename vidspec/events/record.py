@@ -29,6 +29,7 @@ __all__ = [
     "LooseTokenRecord",
     "LossyRecord",
     "ModelsRecord",
+    "OriginalRecord",
     "QuestionRecord",
     "RecordDict",
     "Resting",
@@ -227,6 +228,13 @@ class QuestionRecord(TypedDict):
     saved_s: float
 
 
+class OriginalRecord(TypedDict):
+    """A text about the video that a second pass has rewritten: the ``text``, and how it ``ended``."""
+
+    text: str
+    ended: str | None
+
+
 @dataclass(frozen=True)
 class Caption:
     """A caption with all facts about how it was made.
@@ -256,6 +264,10 @@ class Caption:
         error: None, or ``{stage, kind, message}``.
         reasoning: text before the caption of a model that thinks first; None without any, and then not in the JSON
             record.
+        original: what the model wrote about the video if ``--rewrite`` has replaced it in ``caption``; then ``ended``
+            is the rewritten text's, and ``token_ids``, counts and speeds are the original's. None without.
+        summary: text about the whole clip, with the last of its segments; None without ``--summary``.
+        notes: corrections of timed events; None without any.
         trace: timed events for ``--trace``; not part of the JSON record.
     """
 
@@ -285,7 +297,15 @@ class Caption:
     text: str | None = None
     error: dict[str, str] | None = None
     reasoning: str | None = None
+    original: OriginalRecord | None = None
+    summary: str | None = None
+    notes: list[str] | None = None
     trace: Trace | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def text_about_video(self) -> str | None:
+        """The text that the model wrote about the video, before any second pass; None if the clip failed."""
+        return self.caption if self.original is None else self.original["text"]
 
     def to_dict(self) -> RecordDict:
         """Return the record as JSON-ready values, keys as in :data:`RECORD_KEYS` and the next that are not None."""
@@ -298,7 +318,7 @@ class Caption:
 
 
 #: Keys that a JSON record has only if they are not None.
-OPTIONAL_KEYS = ("reasoning",)
+OPTIONAL_KEYS = ("reasoning", "original", "summary", "notes")
 #: The other keys of a JSON record, in their order.
 RECORD_KEYS = tuple(one.name for one in fields(Caption) if one.name not in (*OPTIONAL_KEYS, "trace"))
 

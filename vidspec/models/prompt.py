@@ -33,6 +33,8 @@ def share_pixels(models: Sequence[VideoLanguageModel], request: CaptionRequest, 
 
     Not on a GPU, where preprocessing takes little time and the pixels would take memory.
     """
+    if request.text_only:
+        return request
     first, *others = models
     seen = request.cache is not None and request.cache.seen
     alike = others and all(other.has_pixels_of(first) for other in others)
@@ -46,7 +48,7 @@ def share_pixels(models: Sequence[VideoLanguageModel], request: CaptionRequest, 
 def encode_prompt(
     model: VideoLanguageModel, request: CaptionRequest, trace: Trace, worker: ModelLane, *, pooled: bool = False
 ) -> Steps[EmbeddedPrompt]:
-    """Return the embedded prompt with the video in it.
+    """Return the embedded prompt with the video in it, if the request has one.
 
     Args:
         model: the model that reads it.
@@ -55,6 +57,8 @@ def encode_prompt(
         worker: lane of the spans.
         pooled: average the tower's features 2 x 2 before the projector.
     """
+    if request.text_only:
+        return model.text_prefix(model.text_only_ids(request.prompt or "", request.system))
     cache = request.cache
     precomputed = request.ahead.get(model)
     if cache is not None and (model, pooled) in cache.seen:

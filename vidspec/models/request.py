@@ -79,11 +79,11 @@ class CaptionOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False)
 class CaptionRequest:
-    """Request for one caption of a clip.
+    """Request for one caption of a clip, or for a text by a prompt without a video.
 
     Attributes:
         path: for messages and the record.
-        clip: its frames; None until they are read.
+        clip: its frames, none for a prompt without a video; None until they are read.
         prompt, system: None for the profile's; without a system prompt there, the template's default applies.
         start, end: frames are taken between these seconds, from the start of the stream.
         key: identifies its events.
@@ -151,6 +151,11 @@ class CaptionRequest:
     def text_ids(self, model: VideoLanguageModel, instead: str) -> list[int]:
         """Return the token ids of a model's prompt with a text in the place of the video."""
         return model.text_ids(instead, self.prompt or "", self.system, self.earlier)
+
+    @property
+    def text_only(self) -> bool:
+        """True for a prompt without a video, which the target answers by plain decoding."""
+        return self.clip is not None and not len(self.clip)
 
     @property
     def frames(self) -> Clip:

@@ -228,7 +228,7 @@ class VideoLanguageModel:
             tokens: number of prompt tokens.
             room: number of tokens after the prompt.
         """
-        rows = (0, 0) if self.frame_rule is None else self.frame_rule.tower_rows(*size)
+        rows = (0, 0) if self.frame_rule is None or not visual else self.frame_rule.tower_rows(*size)
         sizes = sizes_of(type(self), self.model, self.decoder, self.device)
         return clip_memory(sizes, visual=visual, tokens=tokens, room=room, tower_rows=rows)
 
@@ -391,6 +391,10 @@ class VideoLanguageModel:
         before, after = self._split_template(prompt, system, earlier)
         return self.leading_ids() + self.control_tokens.encode(before + instead + after)
 
+    def text_only_ids(self, prompt: str, system: str | None = None) -> list[int]:
+        """Return the token ids of a prompt without a video."""
+        return self.leading_ids() + self.control_tokens.encode(self.render(self._messages(prompt, system, ())))
+
     def text_prefix(self, token_ids: Sequence[int]) -> EmbeddedPrompt:
         """Embed a prompt without visual tokens, such as :meth:`text_ids` of a model of the same vocabulary."""
         return self._embed_prompt(list(token_ids), torch.empty(0, dtype=torch.long, device=self.device), None)
@@ -415,7 +419,8 @@ class VideoLanguageModel:
         before, after = self._split_template(prompt, system, earlier)
         return len(self.leading_ids()) + len(self.control_tokens.encode(before + after))
 
-    def _split_template(self, prompt: str, system: str | None, earlier: Sequence[DialogueTurn]) -> tuple[str, str]:
+    def _messages(self, prompt: str, system: str | None, earlier: Sequence[DialogueTurn]) -> list[ChatMessage]:
+        """Return the checked messages of a prompt, without a video."""
         self._check_text("system prompt", system or "")
         for text in (*(turn.question for turn in earlier), prompt):
             self._check_text("prompt", text)
@@ -424,9 +429,13 @@ class VideoLanguageModel:
             {"role": "assistant" if number % 2 else "user", "content": [{"type": "text", "text": text}]}
             for number, text in enumerate(texts)
         ]
-        messages[0]["content"].insert(0, {"type": self.content})
         if system:
             messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})
+        return messages
+
+    def _split_template(self, prompt: str, system: str | None, earlier: Sequence[DialogueTurn]) -> tuple[str, str]:
+        messages = self._messages(prompt, system, earlier)
+        messages[1 if system else 0]["content"].insert(0, {"type": self.content})
         text = self.render(messages)
         outside = VALUE.sub(lambda value: "\0" * len(value[0]), text)  # a value may spell the span
         places = outside.count(self.span)

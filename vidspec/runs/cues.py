@@ -8,6 +8,7 @@ from itertools import accumulate
 from vidspec.escaping import cue
 from vidspec.events.record import RecordDict
 from vidspec.runs.formats.base import one_line_caption, time_range
+from vidspec.runs.timed_events import timed_events
 
 __all__ = ["escape_cue", "subtitle_cues"]
 
@@ -15,15 +16,26 @@ __all__ = ["escape_cue", "subtitle_cues"]
 LINES, WIDTH = 2, 42
 
 
-def subtitle_cues(record: RecordDict, text: str | None = None) -> list[tuple[int, int, str]]:
-    """Split a caption, or its marked ``text``, into cues of two lines of 42 characters.
+def subtitle_cues(record: RecordDict, mark: str = "") -> list[tuple[int, int, str]]:
+    """Split a caption, or each of its timed events, into cues of two lines of 42 characters.
+
+    Args:
+        record: the record.
+        mark: text before each caption or event.
 
     Returns:
         start and end in milliseconds and the text with its line break. Cues are contiguous, and each lasts for its
-        share of the text. A caption of unknown time, or too short for its cues, stays one cue.
+        share of the text. A text of unknown time, or too short for its cues, stays one cue.
     """
-    start, end = (round(moment * 1000) for moment in time_range(record))
-    lines = textwrap.wrap(one_line_caption(record["caption"] if text is None else text), WIDTH, break_on_hyphens=False)
+    events = timed_events(record.get("data"))
+    if events is None:
+        return _split(*time_range(record), mark + record["caption"])
+    return [one for event in events for one in _split(event["start"], event["end"], mark + event["text"])]
+
+
+def _split(start_s: float, end_s: float, text: str) -> list[tuple[int, int, str]]:
+    start, end = round(start_s * 1000), round(end_s * 1000)
+    lines = textwrap.wrap(one_line_caption(text), WIDTH, break_on_hyphens=False)
     parts = ["\n".join(lines[at : at + LINES]) for at in range(0, len(lines), LINES)]
     if end - start < len(parts):
         return [(start, end, "\n".join(lines))]

@@ -191,6 +191,7 @@ def check_files_distinct(
     read += [("--manifest", path) for path in spec.manifest or ()]
     read += [
         ("--prompt-file", spec.prompt_file),
+        ("--rewrite-file", spec.rewrite_file),
         ("--profile", profile[0] if profile else None),
         ("the config", config),
     ]

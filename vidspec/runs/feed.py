@@ -246,8 +246,9 @@ class Feed:
         """Return the segments of a clip that are left."""
         with self._files.local(job.path, job.source) as file:
             spans = reader.segments(file, segment, job.start, job.end)
+        known = tuple(spans) if self.config.summary else ()
         return [
-            replace(job, start=start, end=end, segment=number, segments=len(spans), planned=job)
+            replace(job, start=start, end=end, segment=number, segments=len(spans), spans=known, planned=job)
             for number, (start, end) in enumerate(spans)
             if number not in job.done
         ]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from vidspec.bounds import STALL
+from vidspec.errors import GenerationError, as_vidspec_error
 from vidspec.escaping import mark_value
 from vidspec.events.observer import ClipPart
-from vidspec.events.record import Caption
+from vidspec.events.record import Caption, OriginalRecord, failed_caption
 from vidspec.models.request import CaptionRequest
 from vidspec.runs.allowance import FetchLimits
 from vidspec.runs.rendering import column_text, fill_fields, has_field, names_in_braces, template_fields
@@ -18,10 +19,21 @@ from vidspec.runs.rendering import column_text, fill_fields, has_field, names_in
 if TYPE_CHECKING:
     from vidspec.runs.records import FileContent
 
-__all__ = ["CONTEXT", "Job", "JobConfig", "JobQuestions", "JobResult", "MemberSource"]
+__all__ = ["CONTEXT", "SUMMARY", "Job", "JobConfig", "JobQuestions", "JobResult", "MemberSource", "TextPass"]
 
 #: Prompt of a segment that quotes the previous segment's caption.
 CONTEXT = "{prompt}\n\nThis is a later part of a longer video. The part before it was described like this: {previous}"
+
+#: Prompt of a second pass over a caption, without the video, for an instruction that does not place the caption itself.
+REWRITE = (
+    "Rewrite the description of a video below. Instruction: {instruction}\n"
+    "Answer with the new description only.\n\nDescription: {caption}"
+)
+#: Prompt of the summary of a clip from the captions of its segments, without the video.
+SUMMARY = (
+    "A video was described part by part, in order, with the times of each part. "
+    "Summarise the whole video in one paragraph, without times and without mentioning parts.\n\n{parts}"
+)
 
 
 class JobQuestions(NamedTuple):
@@ -75,6 +87,8 @@ class Job(CaptionRequest):
         done: captions of finished parts by number, None for failed ones.
         run_alone: True if it runs alone on its worker, part by part, after a part of it ended a process.
         segment, segments: index of the part, from 0, and number of parts; None for the whole clip.
+        spans: start and end of all segments; empty for a run without a summary.
+        text_pass: the second pass that the job is, without a video; None for a caption.
         error: reason for missing frames.
         planned: the whole clip as planned, without frames; None for the job itself.
     """
@@ -92,6 +106,8 @@ class Job(CaptionRequest):
     run_alone: bool = False
     segment: int | None = None
     segments: int | None = None
+    spans: tuple[tuple[float, float], ...] = ()
+    text_pass: TextPass | None = None
     error: Exception | None = None
     planned: Job | None = None
 
@@ -131,6 +147,15 @@ class Job(CaptionRequest):
             return True
         return all(number in self.done for number in range(self.segment + 1, self.segments))
 
+    def text_only_job(self, prompt: str, text_pass: TextPass) -> Job:
+        """Return the job of a second pass."""
+        from vidspec.video.base import Clip
+
+        first = self.without_frames()
+        return replace(
+            first, clip=Clip.empty(), prompt=prompt, question=None, earlier=(), spent=0.0, text_pass=text_pass
+        )
+
     def without_frames(self) -> Job:
         """Return a copy without frames and caches, for records and other processes."""
         return replace(self, clip=None, cache=None, error=None, reread=None)
@@ -155,6 +180,9 @@ class JobConfig:
         total: number of clips in the run.
         template: text around each written caption, see :mod:`vidspec.runs.rendering`; None for no template.
         single_line: write each caption on one line.
+        rewrite: instruction, or prompt with ``{caption}``, of a second pass over each caption; None for none.
+        summary: summarise the captions of a clip's segments.
+        events: answers are timed events, checked against the clip's length.
         models_named: True if the user named the models; otherwise captions of built-in models are marked.
     """
 
@@ -173,6 +201,9 @@ class JobConfig:
     total: int = 1
     template: str | None = None
     single_line: bool = False
+    rewrite: str | None = None
+    summary: bool = False
+    events: bool = False
     models_named: bool = False
 
     def questions_of(self, job: Job) -> JobQuestions | None:
@@ -190,6 +221,14 @@ class JobConfig:
         text = questions.texts[job.segment or 0] if questions else job.planned_job.prompt or self.prompt
         return fill_fields(text, job.fields)
 
+    def rewrite_prompt(self, job: Job, caption: str) -> str:
+        """Return the prompt of a second pass over a caption."""
+        prompt = self.rewrite or ""
+        if "caption" not in names_in_braces(prompt):
+            prompt = REWRITE.replace("{instruction}", prompt)
+        fields = {**job.fields, "caption": caption}
+        return fill_fields(prompt, {name: mark_value(value) for name, value in fields.items()})
+
     def with_fields(self, job: Job) -> Job:
         """Return a job to caption, with the fields of its prompt filled; the planned job keeps their names.
 
@@ -203,7 +242,8 @@ class JobConfig:
     def named_fields(self) -> set[str]:
         """All names in braces in the run's template and prompts."""
         texts = (self.prompt, *(self.questions.texts if self.questions else ()))
-        return template_fields(self.template).union(*map(names_in_braces, texts))
+        own = names_in_braces(self.rewrite or "") - {"caption"}
+        return template_fields(self.template).union(own, *map(names_in_braces, texts))
 
 
 class JobResult(NamedTuple):
@@ -212,3 +252,41 @@ class JobResult(NamedTuple):
     caption: Caption
     error: Exception | None
     job: Job
+
+
+class TextPass(NamedTuple):
+    """A prompt without a video, which completes the result of a job."""
+
+    kind: Literal["rewrite", "summary"]
+    result: JobResult
+    job: Job
+
+    def complete(self, answer: Caption | None, error: Exception | None) -> JobResult:
+        """Return the result with the answer, or with the error; a summary's error leaves the caption as it is."""
+        first = self.result.caption
+        original: OriginalRecord = {"text": first.caption or "", "ended": first.ended}
+        if answer is None:
+            error = self._explained(error)
+            about = failed_caption(first.path, as_vidspec_error(error)).error
+            if self.kind == "summary":
+                return self.result._replace(caption=replace(first, error=first.error or about), error=error)
+            failed = replace(first, caption=None, ended=None, lossless=None, original=original, error=about)
+            return self.result._replace(caption=failed, error=error)
+        seconds = answer.timings.get("end_to_end", 0.0)
+        timings = {**first.timings, self.kind: seconds}
+        timings["end_to_end"] = first.timings.get("end_to_end", 0.0) + seconds
+        if self.kind == "summary":
+            return self.result._replace(caption=replace(first, summary=answer.caption, timings=timings))
+        rewritten = replace(first, caption=answer.caption, ended=answer.ended, original=original, timings=timings)
+        return self.result._replace(caption=rewritten)
+
+    def _explained(self, error: Exception | None) -> Exception:
+        """Return the error of the pass, with its name; those of devices and bugs as they are."""
+        if not isinstance(error, GenerationError):
+            return error or AssertionError("a second pass without an answer has an error")
+        path = self.result.caption.path
+        hint = error.hint
+        if error.kind == "context":
+            hint = "longer segments" if self.kind == "summary" else "fewer --max-new-tokens"
+        message = f"{path}: its {self.kind}: {error.message.removeprefix(f'{path}: ')}"
+        return GenerationError(message, hint=hint, kind=error.kind, stage=self.kind)

@@ -299,7 +299,8 @@ class TaskQueue:
         if job.is_last:
             del assigned.jobs[job.number]
         else:
-            assigned.jobs[job.number] = _with_part_done(assigned.jobs[job.number], job, outcome.caption.caption)
+            text = outcome.caption.text_about_video
+            assigned.jobs[job.number] = _with_part_done(assigned.jobs[job.number], job, text)
 
     def fail_worker(self, worker: Hashable, why: str) -> list[JobResult]:
         """Remove a dead worker; requeue its jobs and return the results of those that fail with it."""

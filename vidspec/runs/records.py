@@ -149,6 +149,7 @@ class SettingsDigest:
                 about |= {"template": config.template, "single_line": config.single_line}
             if config.segment is not None:
                 about |= {"segment": config.segment} | ({"context": True} if config.context else {})
+            about |= {key: value for key, value in (("rewrite", config.rewrite), ("summary", config.summary)) if value}
             self._digests[key] = _digest([self._relevant, about], 12)
         return self._digests[key]
 
@@ -181,7 +182,9 @@ def record_of(outcome: JobResult, settings: SettingsDigest, content: FileContent
 
 
 def raw_caption(record: RecordDict) -> str | None:
-    """Return the caption as the model wrote it; None if the clip failed."""
+    """Return what the model wrote about the video, before any second pass; None if the clip failed."""
+    if (original := record.get("original")) is not None:
+        return str(original["text"])
     text: str | None = record.get("text")
     return record.get("caption") if text is None else text
 

@@ -33,7 +33,12 @@ RemainingJobs: TypeAlias = list[Job] | Iterator[Job]
 
 
 def remaining_parts(
-    parts: Mapping[int | None, JournalEntry], content: FileContent, *, segmented: bool, retry: bool
+    parts: Mapping[int | None, JournalEntry],
+    content: FileContent,
+    *,
+    segmented: bool,
+    retry: bool,
+    summary: bool = False,
 ) -> set[int] | None:
     """Return the finished segments of a clip (empty if none), or None if nothing is left to do.
 
@@ -42,6 +47,7 @@ def remaining_parts(
         content: current content of the file; records of other content do not count.
         segmented: True if the clip is captioned in segments or by several questions.
         retry: True if error records count as not done.
+        summary: True if the last segment's record has a summary of all, so that it is never done before another.
     """
     parts = {key: one for key, one in parts.items() if one.content.same(content) and not (retry and one.failed)}
     if None in parts:  # the whole clip, or a clip that could not be cut
@@ -49,7 +55,10 @@ def remaining_parts(
     if not segmented or not parts:
         return set()
     done = {key for key in parts if key is not None}
-    return None if len(done) == next(iter(parts.values())).segments else done
+    segments = next(iter(parts.values())).segments
+    if len(done) == segments:
+        return None
+    return done - {segments - 1} if summary and segments is not None else done
 
 
 def plan_clips(
@@ -162,7 +171,7 @@ def _plan_job(
     name = settings.of(job)
     parts = store.parts(job, name)
     segmented = settings.config.segment is not None or settings.config.questions_of(job) is not None
-    done = remaining_parts(parts, content, segmented=segmented, retry=retry)
+    done = remaining_parts(parts, content, segmented=segmented, retry=retry, summary=settings.config.summary)
     if done is None:
         store.restore(job, name)
         any_failed = any(entry.failed for entry in parts.values())

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vidspec.decoding.prompts import PromptQueue
-from vidspec.errors import GenerationError, VidspecError
+from vidspec.errors import GenerationError, VidspecError, as_vidspec_error
 from vidspec.escaping import mark_value
 from vidspec.events.compare import first_difference, speed_against
 from vidspec.events.events import Event, Finished, InputsReleased, LoopLoad
@@ -16,7 +16,9 @@ from vidspec.events.observer import RunObserver
 from vidspec.events.record import Caption, failed_caption
 from vidspec.models.prefix_cache import PrefixCache
 from vidspec.models.request import DialogueTurn, Question
-from vidspec.runs.job import CONTEXT, Job, JobConfig, JobResult
+from vidspec.runs.formats.base import time_range
+from vidspec.runs.job import CONTEXT, SUMMARY, Job, JobConfig, JobResult, TextPass
+from vidspec.runs.timed_events import checked_events, timed_events
 
 if TYPE_CHECKING:
     from vidspec.captioner import Captioner, CaptionOptions
@@ -80,6 +82,7 @@ class _ClipParts:
         self._early_results: dict[int | None, JobResult] = {}  # results not due yet, by the part before
         self._last_done: int | None = None
         self._last_caption: str | None = None  # of the last part whose result was returned
+        self._captions: dict[int, str | None] = dict(job.done)  # of all parts so far
 
     @property
     def has_questions(self) -> bool:
@@ -118,15 +121,40 @@ class _ClipParts:
         if self._prompts is not None:
             self._prompts.ended()
         if self._questions is not None and self._questions.in_turns and not job.is_last:
-            self._ready.append(self._next_turn(job, outcome.caption.caption))
+            self._ready.append(self._next_turn(job, outcome.caption.text_about_video))
         due = []
         self._early_results[job.previous] = outcome
         while (one := self._early_results.pop(self._last_done, None)) is not None:
-            self._last_done, self._last_caption = one.job.segment, one.caption.caption
+            self._last_done, self._last_caption = one.job.segment, one.caption.text_about_video
+            if one.job.segment is not None:
+                self._captions[one.job.segment] = self._last_caption
             due.append(one)
         if (later := self._waiting.pop(self._last_done, None)) is not None:
             self._ready.append(self._with_context(later))
         return due
+
+    def rewrite(self, result: JobResult, job: Job) -> bool:
+        """Queue the second pass over a job's caption; False if there is none."""
+        if self._config.rewrite is None or not result.caption.caption:
+            return False
+        prompt = self._config.rewrite_prompt(job, result.caption.caption)
+        self._ready.append(job.text_only_job(prompt, TextPass("rewrite", result, job)))
+        return True
+
+    def summarise(self, result: JobResult) -> bool:
+        """Queue the summary of all segments after the result of the last; False if there is none."""
+        job = result.job
+        captions = [(span, self._captions.get(number)) for number, span in enumerate(job.spans)]
+        lines = [
+            f"{start:g} s to {end:g} s: {mark_value(' '.join(caption.split()))}"
+            for (start, end), caption in captions
+            if caption
+        ]
+        if not (job.is_last and lines):
+            return False
+        prompt = SUMMARY.format(parts="\n".join(lines))
+        self._ready.append(job.text_only_job(prompt, TextPass("summary", result, job)))
+        return True
 
     def _with_context(self, job: Job) -> Job:
         """Return a segment whose prompt quotes the previous caption, if configured and available."""
@@ -222,6 +250,9 @@ class _JobSource:
         while (job := self._next()) is not None:
             self.count += 1
             job = replace(job, key=self.count)
+            if job.text_pass is not None:
+                self._running[self.count] = job
+                return job
             self._observer.begin(self.count, job.path, self._config.total)
             if job.error is None:
                 self._running[self.count] = job
@@ -261,32 +292,48 @@ class _JobSource:
             self._observer.load(event)
             return
         assert isinstance(key, int)
+        job = self._running[key]
         if isinstance(event, Exception):
-            yield from self._finish_job(self._running.pop(key), None, event)
+            del self._running[key]
+            yield from self._finish_job(job, None, event)
             return
-        self._observer.event(key, event)
+        if job.text_pass is None:
+            self._observer.event(key, event)
         if isinstance(event, Finished):
-            yield from self._finish_job(self._running.pop(key), event.caption, None)
-        elif isinstance(event, InputsReleased):
-            job = self._running[key]
+            del self._running[key]
+            yield from self._finish_job(job, event.caption, None)
+        elif isinstance(event, InputsReleased) and job.text_pass is None:
             self._clips[job.number].mark_read(job)
             if job.reread is not None:
                 self._running[key] = job.without_frames()
                 self._source.mark_encoded(job)
 
     def _finish_job(self, job: Job, caption: Caption | None, error: Exception | None) -> Iterator[JobResult]:
-        outcome = self._make_result(job, caption, error)
-        assert isinstance(job.key, int)
-        self._observer.end(job.key, outcome.caption)
-        parts = self._clips[job.number]
+        if (text := job.text_pass) is not None:
+            finish = self._finish_part if text.kind == "rewrite" else self._deliver
+            yield from finish(text.complete(caption, error), text.job)
+            return
+        outcome, parts = self._make_result(job, caption, error), self._clips[job.number]
         if not parts.has_questions:
             self._source.release(job)
+        if outcome.error is not None or not parts.rewrite(outcome, job):
+            yield from self._finish_part(outcome, job)
+
+    def _finish_part(self, outcome: JobResult, job: Job) -> Iterator[JobResult]:
+        """Yield the results that are due with this one; the last waits for the summary if there is one."""
+        assert isinstance(outcome.job.key, int)
+        self._observer.end(outcome.job.key, outcome.caption)
+        parts = self._clips[job.number]
         for due in parts.finish_part(outcome, job):
-            if due.job.is_last:
-                del self._clips[job.number]
-                if parts.has_questions:
-                    self._source.release(parts.planned)
-            yield due
+            if not parts.summarise(due):
+                yield from self._deliver(due, due.job)
+
+    def _deliver(self, due: JobResult, job: Job) -> Iterator[JobResult]:
+        if job.is_last:
+            parts = self._clips.pop(job.number)
+            if parts.has_questions:
+                self._source.release(parts.planned)
+        yield due
 
     def _make_result(self, job: Job, caption: Caption | None, error: Exception | None) -> JobResult:
         frameless = job.without_frames()  # results are kept, frames are not
@@ -296,12 +343,28 @@ class _JobSource:
             assert caption is not None
             if job.spent and "decode_video" not in caption.timings:
                 caption = replace(caption, timings={"decode_video": job.spent, **caption.timings})
+            if self._config.events:
+                caption = _with_checked_events(caption, job)
             return JobResult(_with_comparison(self._captioner, caption, job, self._config), None, frameless)
         except Exception as error:
-            record = failed_caption(job.path, _to_vidspec_error(error), profile=self._captioner.profile.name)
+            record = failed_caption(job.path, as_vidspec_error(error), profile=self._captioner.profile.name)
             if caption is not None:  # captioned but not confirmed: keep the measurements
                 record = replace(caption, caption=None, ended=None, lossless=None, error=record.error)
             return JobResult(record, error, frameless)
+
+
+def _with_checked_events(caption: Caption, job: Job) -> Caption:
+    """Return a caption of timed events with those of its clip's part.
+
+    Raises:
+        GenerationError: none is.
+    """
+    events = timed_events(caption.data)
+    if events is None:
+        return caption
+    part = time_range({"start": job.start, "end": job.end, "video": caption.video})
+    kept, notes = checked_events(job.path, events, *part)
+    return replace(caption, data=kept, notes=notes or None)
 
 
 def _with_comparison(captioner: Captioner, caption: Caption, job: Job, config: JobConfig) -> Caption:
@@ -336,9 +399,3 @@ def _with_comparison(captioner: Captioner, caption: Caption, job: Job, config: J
 
 def _token_text(ids: Sequence[int], at: int) -> str:
     return str(ids[at]) if at < len(ids) else "the end"
-
-
-def _to_vidspec_error(error: Exception) -> VidspecError:
-    if isinstance(error, VidspecError):
-        return error
-    return VidspecError(f"{type(error).__name__}: {error}", kind="internal")

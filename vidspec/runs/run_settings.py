@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 
 from vidspec.bounds import LONGEST_PROMPT
 from vidspec.config.json_schema import ANY_OBJECT
+from vidspec.config.prompts import EVENTS_SCHEMA, style, style_schema
 from vidspec.config.run_spec import RunSpec, parse_batch, parse_size
 from vidspec.errors import UsageError
 from vidspec.files import read_text
 from vidspec.runs.rendering import check_names, check_template
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from vidspec.config.schema import Profile
     from vidspec.config.user_config import UserConfig
     from vidspec.runs.allowance import FetchLimits
@@ -47,6 +50,7 @@ def check_fields(spec: RunSpec, entries: Sequence[Job]) -> None:
     for option, texts in (("--prompt", spec.prompt), ("--turn", spec.turn)):
         for text in texts:
             check_names(text, option, names)
+    check_names(spec.rewrite or "", "--rewrite", {*names, "caption"})
     if spec.template is not None and not any(is_shard(one.path) for one in entries):
         fields = dict.fromkeys(("existing",) if spec.existing == "use" else ())
         check_template(spec.template, "--template", fields | {name: None for one in entries for name in one.fields})
@@ -108,7 +112,8 @@ def profile_keys(spec: RunSpec) -> dict[str, object]:
         UsageError: the prompt's file cannot be read.
     """
     keys = dict(spec.overrides)
-    derived = {"generate.json_schema": ANY_OBJECT} if spec.json_object else {}
+    schema = ANY_OBJECT if spec.json_object else style_schema(spec.style)
+    derived = {} if schema is None else {"generate.json_schema": schema}
     if (prompt := _prompt(spec)) is not None:
         derived["generate.prompt"] = prompt
     for name in derived.keys() & keys.keys():
@@ -118,15 +123,21 @@ def profile_keys(spec: RunSpec) -> dict[str, object]:
 
 def _prompt(spec: RunSpec) -> str | None:
     if spec.style is not None:
-        from vidspec.config.prompts import style
-
         return style(spec.style)
     if spec.prompt_file is None:
         return spec.prompt[0] if len(spec.prompt) == 1 else None
-    option = f"--prompt-file {spec.prompt_file}"
-    text = read_text(spec.prompt_file, LONGEST_PROMPT, option).strip()
+    return _prompt_in(spec.prompt_file, "--prompt-file")
+
+
+def _prompt_in(path: Path, option: str) -> str:
+    """Return the text of a file.
+
+    Raises:
+        UsageError: it cannot be read, or is empty.
+    """
+    text = read_text(path, LONGEST_PROMPT, f"{option} {path}").strip()
     if not text:
-        raise UsageError(f"{option}: is empty")
+        raise UsageError(f"{option} {path}: is empty")
     return text
 
 
@@ -207,6 +218,10 @@ def job_config(spec: RunSpec, profile: Profile, total: int) -> JobConfig:
     if spec.engine == "ray":
         _require_package("--engine ray", "Ray", ("ray",), "pip install 'vidspec[ray]'")
     measured = spec.baseline or (spec.verify and total == 1)  # for a single clip it takes no longer
+    rewrite = _prompt_in(spec.rewrite_file, "--rewrite-file") if spec.rewrite_file is not None else spec.rewrite
+    events = profile.generate.json_schema == EVENTS_SCHEMA
+    if events and rewrite is not None:
+        raise UsageError("--rewrite and timed events exclude each other", hint="leave out --rewrite or --style events")
     several = spec.turn or (spec.prompt if len(spec.prompt) > 1 else ())
     return JobConfig(
         video=video,
@@ -224,6 +239,9 @@ def job_config(spec: RunSpec, profile: Profile, total: int) -> JobConfig:
         total=total,
         template=spec.template,
         single_line=spec.single_line,
+        rewrite=rewrite,
+        summary=spec.summary,
+        events=events,
     )
 
 

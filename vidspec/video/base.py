@@ -110,6 +110,12 @@ class Clip:
         facts = SourceFacts("", float(times[0]) + seconds, width, height, "none", "none", rate, False, 0, count, "none")
         return cls(frames, times, facts, sound)
 
+    @classmethod
+    def empty(cls) -> Clip:
+        """Make a clip without frames, for prompts without a video."""
+        facts = SourceFacts("", 0.0, 0, 0, "none", "none", 0.0, False, 0, 0, "none")
+        return cls(np.empty((0, 0, 0, 3), np.uint8), np.empty(0), facts)
+
     def __len__(self) -> int:
         return len(self.frames)
 

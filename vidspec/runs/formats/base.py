@@ -30,6 +30,7 @@ __all__ = [
     "PartSummary",
     "RequiredPackage",
     "RunFormat",
+    "caption_mark",
     "clock",
     "data_column",
     "data_value",
@@ -306,8 +307,12 @@ def segment_of(record: RecordDict) -> int | None:
 
 def marked_caption(record: RecordDict) -> str:
     """Return the caption, with :data:`MARK` if built-in models wrote it and the user did not name them."""
-    unnamed = record.get("demo") and not (record.get("job") or {}).get("models_named")
-    return f"{MARK if unnamed else ''}{record['caption']}"
+    return f"{caption_mark(record)}{record['caption']}"
+
+
+def caption_mark(record: RecordDict) -> str:
+    """Return :data:`MARK` if built-in models wrote the caption and the user did not name them, else nothing."""
+    return MARK if record.get("demo") and not (record.get("job") or {}).get("models_named") else ""
 
 
 def one_line_caption(caption: str) -> str:

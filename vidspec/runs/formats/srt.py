@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from vidspec.events.record import RecordDict
 from vidspec.runs.cues import escape_cue, subtitle_cues
-from vidspec.runs.formats.base import ClipFormat, marked_caption, output_formats
+from vidspec.runs.formats.base import ClipFormat, caption_mark, output_formats
 
 __all__ = ["SubRipFormat"]
 
@@ -24,7 +24,7 @@ class SubRipFormat(ClipFormat):
         times = (
             (timedelta(milliseconds=start), timedelta(milliseconds=end), escape_cue(text))
             for record in captioned
-            for start, end, text in subtitle_cues(record, marked_caption(record))
+            for start, end, text in subtitle_cues(record, caption_mark(record))
         )
         return str(
             srt.compose([srt.Subtitle(number, *one) for number, one in enumerate(times, start=1)], reindex=False)

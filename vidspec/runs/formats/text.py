@@ -22,7 +22,10 @@ __all__ = ["TextFormat"]
 
 @output_formats.register("text")
 class TextFormat(LineFormat):
-    """Path, tab and caption of each of several clips; a segment's times come before its caption."""
+    """Path, tab and caption of each of several clips; a segment's times come before its caption.
+
+    A summary follows the last segment, without times.
+    """
 
     suffix = ".txt"
     clip_files: ClassVar[ClipFileRule] = "in_folder"
@@ -32,11 +35,15 @@ class TextFormat(LineFormat):
         self.several = several
 
     def line(self, record: RecordDict) -> str | None:
-        if record["caption"] is None:
-            return None
-        part, caption = segment_of(record) is not None, marked_caption(record)
-        times = "-".join(map(clock, time_range(record)))
-        timed = f"{times}\t" if part and not record.get("question") else ""
-        if self.several:
-            return f"{one_line(record['path'])}\t{timed}{one_line_caption(caption)}"
-        return f"{timed}{one_line_caption(caption)}" if part else escape_text(caption)
+        part, caption, summary = segment_of(record) is not None, record["caption"], record.get("summary")
+        path = f"{one_line(record['path'])}\t" if self.several else ""
+        lines = []
+        if caption is not None:
+            times = "-".join(map(clock, time_range(record)))
+            timed = f"{times}\t" if part and not record.get("question") else ""
+            one = part or self.several
+            marked = marked_caption(record)
+            lines.append(f"{path}{timed}{one_line_caption(marked)}" if one else escape_text(marked))
+        if summary is not None:
+            lines.append(f"{path}{one_line_caption(marked_caption({**record, 'caption': summary}))}")
+        return "\n".join(lines) if lines else None

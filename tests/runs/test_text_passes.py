@@ -1,0 +1,187 @@
+"""Second passes over captions, without the video: rewritten captions, and the summary of a clip's segments."""
+
+import json
+from contextlib import closing
+
+import pytest
+
+import vidspec
+from tests.fake_captioner import SHORT, TEXT, FakeReader
+from vidspec.embedded.samples import shipped
+from vidspec.errors import GenerationError
+from vidspec.models.request import DialogueTurn
+from vidspec.runs.feed import Feed
+from vidspec.runs.formats.base import make_format
+from vidspec.runs.job import Job, JobConfig, JobQuestions, TextPass
+from vidspec.runs.journal_index import JournalEntry
+from vidspec.runs.records import FileContent, SettingsDigest, lean_record, raw_caption, record_of
+from vidspec.runs.remaining import remaining_parts
+from vidspec.runs.run import caption_jobs
+from vidspec.runs.schema import record_schema
+
+SAME = FileContent(1, 2)
+SHORTEN = JobConfig(rewrite="use three words", batch=2)
+FILM = JobConfig(segment=1.5, summary=True, batch=2)
+
+
+def outcomes(captioner, config, *jobs):
+    with closing(Feed(jobs, config, [FakeReader()])) as feed:
+        found = list(caption_jobs(captioner, feed, config))
+        assert feed.nbytes == 0
+    return found
+
+
+def second_prompts(captioner):
+    return [one["prompt"] for one in captioner.asked if one.get("text_only")]
+
+
+def test_a_rewritten_caption_keeps_the_original(captioner):
+    found = outcomes(captioner, SHORTEN, *(Job(name, number=at) for at, name in enumerate(("a.mp4", "b.mp4"), 1)))
+    for one in found:
+        assert (one.caption.caption, one.caption.ended, one.error) == (SHORT, "length", None)
+        assert one.caption.original == {"text": TEXT, "ended": "eos"} and one.caption.text_about_video == TEXT
+        assert one.caption.timings["end_to_end"] == 1.5 + one.caption.timings["rewrite"] and one.job.clip is None
+    assert [
+        (prompt.count("use three words"), prompt.count("A red circle")) for prompt in second_prompts(captioner)
+    ] == [
+        (1, 1),
+        (1, 1),
+    ]
+
+
+def test_the_record_of_a_rewritten_caption(captioner):
+    import jsonschema
+
+    config = JobConfig(rewrite="use three words", template="ohwx, {caption}")
+    (one,) = outcomes(captioner, config, Job("a.mp4"))
+    settings = SettingsDigest({"name": "vanilla-sd"}, config)
+    record = record_of(one, settings, SAME)
+    assert (record["caption"], record["text"]) == (f"ohwx, {SHORT}", SHORT)
+    assert record["original"]["text"] == raw_caption(record) == TEXT
+    assert json.loads(make_format("jsonl").line(record))["original"] == lean_record(record)["original"]
+    properties = record_schema()["properties"]
+    for key in ("original", "ended"):
+        jsonschema.validate(record[key], properties[key])
+    others = (JobConfig(template=config.template), JobConfig(rewrite="use four words", template=config.template))
+    assert len({SettingsDigest({"name": "vanilla-sd"}, how).of(one.job) for how in (config, *others)}) == 3
+
+
+def test_a_prompt_that_places_the_caption_is_used_as_it_is(captioner):
+    job = Job("a.mp4", columns={"tone": "dry"})
+    outcomes(captioner, JobConfig(rewrite="In a {tone} tone: {caption} {other}"), job)
+    (prompt,) = second_prompts(captioner)
+    assert prompt.startswith("In a ") and "dry" in prompt and "A red circle" in prompt and prompt.endswith("{other}")
+    assert JobConfig(rewrite="{tone} {caption}").named_fields == {"tone"}
+
+
+def test_a_rewrite_that_fails_is_a_failed_clip_with_the_original(captioner):
+    (one,) = outcomes(captioner, SHORTEN, Job("wordy.mp4"))
+    assert isinstance(one.error, GenerationError) and one.caption.caption is None
+    assert one.caption.error == {
+        "stage": "rewrite",
+        "kind": "context",
+        "message": "wordy.mp4: its rewrite: a prompt of 9 tokens is too long (fewer --max-new-tokens)",
+    }
+    assert one.caption.original["text"] == one.caption.text_about_video == TEXT
+
+
+def test_a_clip_that_fails_is_not_rewritten(captioner):
+    (one,) = outcomes(captioner, SHORTEN, Job("missing.mp4"))
+    assert one.caption.error["kind"] == "missing" and not second_prompts(captioner)
+
+
+def test_turns_follow_the_answers_before_they_were_rewritten(captioner):
+    talk = JobQuestions(("What is there?", "What moves?"), in_turns=True)
+    found = outcomes(captioner, JobConfig(questions=talk, rewrite="shorter"), Job("a.mp4"))
+    assert [(one.job.segment, one.caption.caption) for one in found] == [(0, SHORT), (1, SHORT)]
+    (second,) = [one for one in captioner.asked if one.get("earlier")]
+    assert second["earlier"] == (DialogueTurn("What is there?", TEXT),)
+
+
+def test_clips_keep_their_order_one_by_one(captioner):
+    jobs = [Job(f"{number}.mp4", number=number) for number in range(1, 6)]
+    found = outcomes(captioner, JobConfig(rewrite="shorter", batch=1), *jobs)
+    assert [one.job.number for one in found] == [1, 2, 3, 4, 5]
+
+
+def test_a_summary_comes_with_the_last_segment(captioner):
+    found = outcomes(captioner, FILM, Job("a.mp4"), Job("b.mp4", number=2))
+    for path in ("a.mp4", "b.mp4"):
+        mine = [one for one in found if one.job.path == path]
+        assert [one.caption.summary for one in mine] == [None, SHORT]
+        assert [one.caption.caption for one in mine] == [TEXT, TEXT] and mine[1].caption.original is None
+    prompt = second_prompts(captioner)[0]
+    assert prompt.index("0 s to 1.5 s: ") < prompt.index("1.5 s to 3 s: ") and prompt.count("A red circle moves") == 2
+
+
+def test_a_summary_is_of_all_segments_those_of_an_earlier_run_too(captioner):
+    job = Job("a.mp4", done={0: "A blue square."})
+    (one,) = outcomes(captioner, FILM, job)
+    (prompt,) = second_prompts(captioner)
+    assert one.caption.summary == SHORT and "A blue square." in prompt and "A red circle" in prompt
+
+
+def test_summaries_are_of_captions_as_the_model_wrote_them(captioner):
+    config = JobConfig(segment=1.5, summary=True, rewrite="shorter")
+    last = outcomes(captioner, config, Job("a.mp4"))[-1].caption
+    assert (last.caption, last.summary, last.original["text"]) == (SHORT, SHORT, TEXT)
+    assert second_prompts(captioner)[-1].count("A red circle") == 2
+
+
+def test_a_summary_that_fails_keeps_the_caption(captioner):
+    first, last = outcomes(captioner, FILM, Job("wordy.mp4"))
+    assert first.error is None and last.caption.caption == TEXT and last.caption.summary is None
+    assert last.caption.error["stage"] == "summary" and "(longer segments)" in last.caption.error["message"]
+
+
+def test_failed_segments_are_left_out_of_the_summary(captioner):
+    found = outcomes(captioner, FILM, Job("missing.mp4"))
+    assert [one.caption.summary for one in found] == [None, None] and not second_prompts(captioner)
+
+
+@pytest.mark.parametrize("summary", [False, True])
+def test_the_last_segment_is_captioned_with_any_other(summary):
+    """Its record has the summary, which another caption changes."""
+
+    def entry(number, failed):
+        return JournalEntry(None, 0, 0, "clip", "settings", number, 3, SAME, failed)
+
+    def left(*failed):
+        parts = {number: entry(number, one) for number, one in enumerate(failed)}
+        return remaining_parts(parts, SAME, segmented=True, retry=True, summary=summary)
+
+    assert left(False, False, False) is None
+    assert left(True, False, False) == ({1} if summary else {1, 2})
+    assert left(False, False, True) == {0, 1}
+
+
+def test_texts_with_a_summary(captioner):
+    settings = SettingsDigest({"name": "vanilla-sd"}, FILM)
+    records = [record_of(one, settings, SAME) for one in outcomes(captioner, FILM, Job("a.mp4"))]
+    assert make_format("txt").document(records) == f"{SHORT}\n"
+    lines = make_format("text").document(records).splitlines()
+    assert len(lines) == 3 and lines[1].startswith("00:00:01.500-") and lines[2] == SHORT
+    assert make_format("text", several=True).line(records[-1]).splitlines()[1] == f"a.mp4\t{SHORT}"
+    assert SHORT not in make_format("srt").document(records)
+
+
+def test_a_bug_in_a_second_pass_is_no_users_error(captioner):
+    (one,) = outcomes(captioner, JobConfig(), Job("a.mp4"))
+    failed = TextPass("rewrite", one, one.job).complete(None, TypeError("broken"))
+    assert isinstance(failed.error, TypeError) and failed.caption.error["kind"] == "internal"
+
+
+@pytest.mark.full
+def test_second_passes_do_not_depend_on_the_draft():
+    """With the built-in models, several clips at once; the text is that of the prompt alone."""
+    small = {"frames": 2, "max_new_tokens": 8, "segment": "6s", "summary": True, "rewrite": "shorter"}
+    clips = [str(clip) for clip in shipped()[:2]]
+    texts = []
+    for profile in ("ar", "vanilla-sd", "parallelvlm"):
+        found = sorted(
+            vidspec.run(clips, profile=profile, **small), key=lambda one: (one.path, one.video["timestamps"])
+        )
+        assert all(one.error is None and one.original and one.ended for one in found)
+        assert sum(one.summary is not None for one in found) == len(clips) < len(found)
+        texts.append([(one.caption, one.original["text"], one.summary) for one in found])
+    assert texts[0] == texts[1] == texts[2]

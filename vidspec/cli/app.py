@@ -21,6 +21,7 @@ from vidspec.cli import (
     ask,
     bench,
     caption,
+    compare,
     config,
     doctor,
     merge,
@@ -61,6 +62,7 @@ app.command("doctor")(doctor.doctor)
 app.command("sample")(sample.sample)
 app.command("merge")(merge.merge)
 app.command("report")(report_page.report)
+app.command("compare")(compare.compare)
 app.add_typer(config.app, name="config")
 app.command("profile")(profile.profile)
 app.command("bench")(bench.bench)

@@ -21,6 +21,7 @@ from vidspec.embedded.notes import NOTICE as WARNING
 from vidspec.errors import DeviceError, ModelError, VideoError
 from vidspec.events.events import Finished, Restarted
 from vidspec.events.record import failed_caption
+from vidspec.models.hub import UnreachableError
 from vidspec.runs import inputs
 from vidspec.runs.schema import record_schema
 
@@ -375,12 +376,13 @@ def test_what_is_loaded_is_told_before_it_is(vidspec, monkeypatch):
 
 def test_a_hub_that_does_not_answer_ends_the_run_before_models_are_loaded(vidspec, monkeypatch):
     def silent(name):
-        raise ModelError(f"{name}: the hub does not answer", kind="missing")
+        raise UnreachableError("the hub cannot be reached", reason="no route")
 
     monkeypatch.setattr("vidspec.models.hub.check_reachable", silent)
     ran = vidspec("caption", "good.mp4", "--target", "a", "--draft", "b")
     hint = "if the names are right, `vidspec models get` fetches them where there is a network"
-    assert ran.code == 3 and ran.err == f"loading a and b\nerror: a and b: the hub does not answer ({hint})\n"
+    said = "loading a and b\nerror: the hub cannot be reached (no route), and a and b are neither folders nor in the "
+    assert ran.code == 3 and ran.err.startswith(said) and ran.err.endswith(f" ({hint})\n")
     assert FakeCaptioner.made == []
 
 

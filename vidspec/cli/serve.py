@@ -141,7 +141,9 @@ def _serve(spec: RunSpec, options: TerminalOptions, config: ServeConfig, listene
         shown = f"[{host}]" if ":" in host else host
         listener.listen(BACKLOG)
         if not options.quiet:
-            print_note(f"serving {model} at http://{shown}:{listener.getsockname()[1]}/v1 (Ctrl-C ends)")
+            address = f"http://{shown}:{listener.getsockname()[1]}"
+            page = f"; the page to try it is {address}/" if config.page else ""
+            print_note(f"serving {model} at {address}/v1{page} (Ctrl-C ends)")
         with suppress(KeyboardInterrupt):  # raised again after all requests were answered
             server.run(sockets=[listener])
     return 0

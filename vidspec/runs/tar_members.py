@@ -135,7 +135,7 @@ def _read_members(
         if is_bug(error):
             raise
         if not at:
-            hint = "of a compressed tar, gunzip makes one"
+            hint = "if it is a compressed tar, decompress it with gunzip"
             raise VideoError(f"{name}: is not a tar file", kind="not_video", hint=hint) from error
         clips = sum(len([*sample.clips(key)]) for key, sample in samples.items())
         message = f"{name}: is cut short or damaged behind {counted(clips, 'clip')}"

@@ -1,6 +1,7 @@
 import gc
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -572,7 +573,8 @@ def test_a_caption_on_a_terminal_is_broken_between_words(vidspec, monkeypatch, l
     for name, stream in (("stdout", out), ("__stdout__", out), ("stderr", err)):
         monkeypatch.setattr(sys, name, stream)
     assert vidspec("caption", "good.mp4", *["--no-live"] * (not live)).code == 0
-    assert out.getvalue() == "A red\ncircle\nmoves left.\n"
+    assert re.sub("\x1b\\[[0-9;]*m", "", out.getvalue()) == "A red\ncircle\nmoves left.\n"
+    assert ("\x1b[32m" in out.getvalue()) == live, "accepted tokens stay green where the panel showed them so"
     assert live or "loading the\nbuilt-in\nmodels\n" in err.getvalue()
     assert f"  vidspec caption good.mp4 {REAL}\n" in err.getvalue(), "a command stays one line"
 

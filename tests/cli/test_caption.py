@@ -250,7 +250,7 @@ def test_interrupted_while_loading(vidspec, monkeypatch):
         (("x", "--set", "prune.alfa=1"), "prune.alfa: unknown key; did you mean prune.alpha?"),
         (("x", "-p", "vanila-sd"), "no profile is called 'vanila-sd'; did you mean vanilla-sd?"),
         (("x", "--frames", "4", "--fps", "1"), "--fps: excludes --frames"),
-        (("x", "--pair", "embedded", "--target", "y"), "--pair: excludes --target and models.draft"),
+        (("x", "--pair", "embedded", "--target", "y"), "--pair: excludes --target and --draft"),
         (("x", "--target", "y"), "--target: y is not among the targets that `vidspec models` lists"),
         (("x", "--device", "gpu"), "--device: must be auto, cpu, cuda, cuda:N, xpu, xpu:N or mps, not 'gpu'"),
         (("x", "--start", "-1"), "--start '-1': must be seconds or [hh:]mm:ss, from 0"),
@@ -662,7 +662,7 @@ def test_a_target_alone_without_a_listed_draft_decodes_plainly(vidspec, target):
     assert "no draft is listed" not in vidspec("caption", "good.mp4", "--target", target, "--draft", "small").err
     assert FakeCaptioner.made[-1].profile.name == "vanilla-sd-auto"
     ran = vidspec("caption", "good.mp4", "--target", target, "--set", "draft.gamma=3")
-    assert ran.code == 2 and "models.draft: is needed" in ran.err
+    assert ran.code == 2 and "--draft: is needed" in ran.err
 
 
 def test_completion_of_names():

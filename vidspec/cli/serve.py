@@ -167,7 +167,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
-        raise UsageError(f"--host {host} --port {port}: {error.strerror}", hint="another --port, or 0") from None
+        raise UsageError(
+            f"--host {host} --port {port}: {error.strerror}", hint="take another --port, or 0 for a free one"
+        ) from None
     return listener
 
 

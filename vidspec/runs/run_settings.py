@@ -192,7 +192,7 @@ def job_config(spec: RunSpec, profile: Profile, total: int) -> JobConfig:
         raise UsageError(
             f"--verify compares tokens, and those that {profile.name} samples with temperature "
             f"{profile.generate.temperature:g} are plain decoding's in distribution only",
-            hint="temperature 0, or --set draft.gamma=auto, which drafts greedily",
+            hint="set --temperature 0, or --set draft.gamma=auto, which drafts greedily",
         )
     _check_av()
     video = profile.video.arguments

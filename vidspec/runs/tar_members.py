@@ -162,9 +162,13 @@ def _member_job(shard: Job, member: tarfile.TarInfo, size: int) -> Job:
     if "\0" in member.name:
         error = VideoError(f"{path}: its name holds a NUL", kind="unsupported")
     elif not member.isreg():
-        error = VideoError(f"{path}: is a link or no file", kind="unsupported", hint="tar -h --hard-dereference")
+        error = VideoError(
+            f"{path}: is a link or no file",
+            kind="unsupported",
+            hint="pack the files themselves, with tar -h --hard-dereference",
+        )
     elif member.issparse():
-        error = VideoError(f"{path}: is stored with holes", kind="unsupported", hint="tar without --sparse")
+        error = VideoError(f"{path}: is stored with holes", kind="unsupported", hint="pack it without --sparse")
     elif member.size < 0 or member.offset_data + member.size > size:
         error = VideoError(f"{path}: ends behind the tar", kind="truncated", hint="copy or download it again")
     if error is not None:

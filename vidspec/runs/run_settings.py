@@ -32,6 +32,7 @@ __all__ = [
     "misnamed_output",
     "output_formats",
     "profile_keys",
+    "timed_text_note",
 ]
 
 
@@ -162,6 +163,17 @@ def misnamed_output(spec: RunSpec, forms: Sequence[OutputFormat]) -> str | None:
         return None
     others = {make_format(name).suffix for name in format_names()} - {forms[0].suffix}
     return f"--output {spec.output}: is written as {forms[0].name}, as --format says" if suffix in others else None
+
+
+def timed_text_note(spec: RunSpec, forms: Sequence[OutputFormat]) -> str | None:
+    """Return a note if the caption files beside clips, which trainers read, get lines with times of segments."""
+    beside = spec.output is None and spec.output_dir is None
+    if spec.segment is None or not beside or not any(form.name == "txt" for form in forms):
+        return None
+    return (
+        "--format txt with --segment writes a line with times for each segment, which trainers take for the caption "
+        "of the whole clip; --format webdataset-txt joins the captions, --output-dir keeps the files away from clips"
+    )
 
 
 def _require_package(option: str, package: str, modules: Sequence[str], hint: str) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 # Before the captioner gives way to one without models.
 import vidspec.bench.measure  # noqa: F401
+from tests.cli.terminals import Terminal
 
 
 def test_help(vidspec):
@@ -100,3 +101,18 @@ def test_bad_input_ends_in_one_line(vidspec, args, complaint, monkeypatch):
     ran = vidspec("bench", *args)
     assert ran.code in (1, 2, 3) and ran.out == ""
     assert ran.err.startswith("error: ") and complaint in ran.err and ran.err.count("\n") == 1
+
+
+def test_a_terminal_gets_an_aligned_table_and_a_pipe_markdown(vidspec, monkeypatch):
+    from vidspec.bench.measure import BenchResult
+
+    text = "| method | tau |\n|---|---|\n| ar | 1.0 |\n| sd\\|x-chain | 12.5 (1-20) |\n\n- a note"
+    monkeypatch.setattr("vidspec.bench.measure.measure", lambda bench, say: BenchResult([], text, {}, {}, {}))
+    assert vidspec("bench").out.startswith(text + "\n")
+    monkeypatch.setenv("TERM", "dumb")
+    out = Terminal()
+    monkeypatch.setattr("sys.stdout", out)
+    assert vidspec("bench").code == 0
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    assert lines[:3] == ["method      tau", "ar          1.0", "sd|x-chain  12.5 (1-20)"]
+    assert lines[3:5] == ["", "- a note"]

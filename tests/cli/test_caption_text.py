@@ -239,3 +239,17 @@ vidspec.runs.inputs.drop_missing = lambda found, named: None
 from vidspec.cli import main
 sys.exit(main(["caption", "good.mp4"]))
 """
+
+
+@pytest.mark.parametrize(
+    ("args", "warned"),
+    [
+        (("--segment", "2s", "--format", "txt"), True),
+        (("--segment", "2s", "--format", "txt", "--output-dir", "out"), False),
+        (("--segment", "2s", "--format", "webdataset-txt"), False),
+        (("--format", "txt"), False),
+    ],
+)
+def test_caption_files_with_times_beside_clips_are_warned_of(vidspec, args, warned):
+    ran = vidspec("caption", "good.mp4", *args, "--dry-run")
+    assert ("note: --format txt with --segment writes a line with times" in ran.err) == warned

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,18 @@ def test_help_lists_the_commands(vidspec):
     assert ran.code == 0
     for name in ("caption", "profiles", "doctor", "sample", "--version", "--install-completion"):
         assert name in ran.out
+
+
+@pytest.mark.parametrize("name", ["caption", "models", "bench"])
+def test_paragraphs_of_help_are_wrapped_once(vidspec, monkeypatch, name):
+    """No line ends where the next word would have fitted."""
+    monkeypatch.setenv("COLUMNS", "80")
+    page = vidspec(*name.split(), "--help").out.partition("Usage:")[2].partition("\u256d")[0]
+    lines = [line.strip() for line in page.splitlines()[1:]]
+    assert sum(map(bool, lines)) > 2
+    for line, following in pairwise(lines):
+        if line and following:
+            assert len(line) + 1 + len(following.split()[0]) > 78, (line, following)
 
 
 def test_caption_help_lists_the_options(vidspec):

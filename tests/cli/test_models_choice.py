@@ -187,7 +187,7 @@ def test_without_a_hub(vidspec, monkeypatch, fetched):
     assert (ran.code, ran.out, ran.err) == (3, "", "error: x/y: the hub does not answer: no route\n")
     monkeypatch.setattr("vidspec.models.hub.check_reachable", lambda name: False)  # and the cache has its config
     ran = vidspec("models", "get", "x/y")
-    assert (ran.code, ran.out) == (3, "") and "x/y: cannot be fetched without the hub" in ran.err
+    assert (ran.code, ran.out) == (3, "") and "error: the hub cannot be reached to fetch x/y; its config" in ran.err
     assert not fetched
 
 

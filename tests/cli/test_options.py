@@ -1,9 +1,11 @@
 """Dataclasses whose fields are the options of commands."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
+from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
@@ -129,3 +131,31 @@ def test_one_thing_is_counted_in_the_singular(vidspec):
     assert "1 of 1 clip done before" in vidspec(*command).err
     assert "1 earlier record made with other settings" in vidspec(*command, "--seed", "3", "--temperature", "1").err
     assert "\n1 clip: 0 to caption" in "\n" + vidspec(*command, "--dry-run").err
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (
+            ("--draft", "x/y"),
+            "--target: is needed with --draft; nearest valid choice: name a target, or --pair embedded",
+        ),
+        (
+            ("--pair", "embedded", "--target", "x/y"),
+            "excludes --target and --draft; nearest valid choice: --pair embedded ",
+        ),
+        (
+            ("--set", "models.draft=x/y"),
+            "models.target: is needed with models.draft; nearest valid choice: name a target, ",
+        ),
+    ],
+)
+def test_who_typed_flags_is_answered_in_flags(vidspec, args, said):
+    ran = vidspec("caption", "good.mp4", *args)
+    assert ran.code == 2 and said in ran.err and not re.search(r"choice: .*models\.pair: ", ran.err)
+
+
+def test_an_error_about_a_file_keeps_its_keys(vidspec):
+    Path("mine.yaml").write_text("models: {draft: x/y}\n")
+    ran = vidspec("caption", "good.mp4", "--profile", "./mine.yaml", "--frames", "4")
+    assert ran.code == 2 and "models.target: is needed with models.draft; nearest valid choice: " in ran.err

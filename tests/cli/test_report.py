@@ -135,8 +135,35 @@ def test_two_runs_side_by_side(real, vidspec):
     body = page.partition("<tbody>")[2].partition("</tbody>")[0]
     assert "A red <mark>circle </mark>moves up<mark>.</mark>" in body and "A red <mark>square </mark>moves up" in body
     assert body.count("<mark>") == 3 and body.count("not in this run") == 4 and "&lt;b&gt;only" in body
-    assert "1 same words, 1 differs, 4 in one run" in page and "a.jsonl and b.jsonl" in page
+    assert "1 same words, 1 differs, 2 only in a.jsonl, 2 only in b.jsonl" in page and "a.jsonl and b.jsonl" in page
     assert body.index("2.mp4") < body.index("1.mp4")
+
+
+def test_compare_counts_and_writes_a_page_to_pick_on(real, vidspec):
+    sides = {
+        "a": [lean(1), lean(2, caption="A red circle."), lean(3), lean(5, prompt="Who?")],
+        "b": [lean(1), lean(2, caption="A <red> square."), lean(4), lean(6)],
+    }
+    for name, records in sides.items():
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    ran = vidspec("compare", "a.jsonl", "b.jsonl")
+    assert (ran.code, ran.err) == (0, "compare.html: pick the better caption of 1 clip\n")
+    assert ran.out == "same\t1\ndifferent\t1\nonly in a.jsonl\t2\nonly in b.jsonl\t2\n"
+    page = Path("compare.html").read_text()
+    assert page.count("data-pick=") == page.count('value="first"') == page.count('value="second"') == 1
+    assert 'data-names="[&#34;a.jsonl&#34;, &#34;b.jsonl&#34;]"' in page and "src=" not in page
+    again = vidspec("compare", "a.jsonl", "b.jsonl", "--quiet", "-o", "compare.html")
+    assert (again.code, again.out, again.err) == (0, ran.out, "")
+
+
+def test_compare_needs_a_clip_in_common(real, vidspec):
+    for name, number in (("a", 1), ("b", 2)):
+        Path(f"{name}.jsonl").write_text(json.dumps(lean(number)) + "\n")
+    ran = vidspec("compare", "a.jsonl", "b.jsonl")
+    assert (ran.code, ran.out, Path("compare.html").exists()) == (2, "", False)
+    assert ran.err.startswith("error: a.jsonl and b.jsonl have no clip in common (")
+    Path("b.jsonl").write_text(json.dumps(lean(1, prompt="Another?")) + "\n")
+    assert vidspec("compare", "a.jsonl", "b.jsonl").out.startswith("same\t1\n")
 
 
 def test_two_parts_of_a_run_are_one(real, vidspec):

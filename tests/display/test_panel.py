@@ -1,4 +1,5 @@
 import io
+import re
 import time
 from dataclasses import replace
 
@@ -171,6 +172,22 @@ def test_live_panel_leaves_its_last_state(keep):
     last = out.getvalue().rsplit("good.mp4", 1)[1]
     assert "mean 3.0" in last and ("moves left." in last) == keep
     assert out.getvalue().rstrip().endswith("\x1b[?25h"), "the cursor is back"
+
+
+def test_a_printed_caption_has_the_colours_of_its_tokens():
+    console = Console(file=io.StringIO(), force_terminal=True, width=60, height=30, color_system="standard")
+    with LivePanel(console, keep_caption=False) as panel:
+        panel.begin(1, "good.mp4", 1)
+        for event in events():
+            panel.event(1, event)
+        panel.end(1, record())
+    pieces = panel.state.pieces
+    caption = "".join(text for text, _ in pieces).strip()
+    painted = panel.paint(f"ohwx, {caption}")
+    assert re.sub("\x1b\\[[0-9;]*m", "", painted) == f"ohwx, {caption}" and painted.startswith("ohwx, ")
+    assert painted.count("\x1b[32m") > 0 and painted.count("\x1b[1;31m") == 1
+    assert panel.paint("something else") is None and LivePanel(console).paint(caption) is None
+    assert "draft accepted" in console.file.getvalue().rsplit("good.mp4", 1)[1], "the legend stays"
 
 
 def test_segments_in_flight_at_once_each_leave_their_panel():

@@ -1,6 +1,7 @@
 """What ``vidspec models NAME`` says of a checkpoint, by its config alone."""
 
 import json
+import re
 import shlex
 from itertools import pairwise
 from pathlib import Path
@@ -52,8 +53,8 @@ def written(tmp_path):
     return write
 
 
-def said(vidspec, folder):
-    ran = vidspec("models", str(folder), "--format", "json")
+def said(vidspec, folder, *args):
+    ran = vidspec("models", str(folder), *args, "--format", "json")
     return ran.code, json.loads(ran.out)
 
 
@@ -126,9 +127,13 @@ def test_video_salmonn_is_no_plain_qwen(vidspec, tmp_path):
 
 def test_text_and_too_little_memory(vidspec, written, monkeypatch):
     folder = written(qwen.config(QwenKind("qwen3_5")))
+    alone = vidspec("models", str(folder)).out.splitlines()[-1]
+    assert alone == f"vidspec caption clip.mp4 --profile ar --target {folder}"
     monkeypatch.setattr("vidspec.cli.checkpoint.free_memory", lambda device: 1000)
+    monkeypatch.setattr("vidspec.models.machine.device_memory", lambda: 1000)
     ran = vidspec("models", str(folder))
     assert ran.code == 3 and "too little" in ran.out
+    assert ran.out.splitlines()[-1].startswith("no published model fits; ")
     for part in (
         "qwen3_5, supported",
         "stock: blocks of qwen3_5_text are not fused",
@@ -136,7 +141,6 @@ def test_text_and_too_little_memory(vidspec, written, monkeypatch):
         "M-RoPE",
     ):
         assert part in ran.out
-    assert ran.out.splitlines()[-1] == f"vidspec caption clip.mp4 --profile ar --target {folder}"
 
 
 @pytest.mark.parametrize(
@@ -184,12 +188,13 @@ def test_one_line_where_there_is_none(vidspec, tmp_path, config, line):
 
 def test_a_hub_id_that_is_not_here(vidspec):
     ran = vidspec("models", "nobody/nothing")
-    assert ran.code == 3 and "not in the cache" in ran.err and "hf download" not in ran.err
+    assert ran.code == 3 and "nor in the cache" in ran.err and "models get nobody" not in ran.err
 
 
 def test_a_published_model_whose_config_cannot_be_had(vidspec, monkeypatch):
     """Its pairs and their memory are known without it."""
     name = "Qwen/Qwen2.5-VL-7B-Instruct"
+    monkeypatch.setattr("vidspec.models.machine.device_memory", lambda: 40 * GIB)
     ran = vidspec("models", name)
     facts = [tuple(line.strip().split(maxsplit=1)) for line in ran.out.splitlines()[:-1]]
     assert ran.err == "" and facts[0] == ("model", name) and "qwen2_5_vl, supported" in facts[1][1]
@@ -199,7 +204,8 @@ def test_a_published_model_whose_config_cannot_be_had(vidspec, monkeypatch):
     found = json.loads(vidspec("models", name, "--format", "json").out)
     assert found["name"] == name and len(found["pairs"]) == len(pairs)
     monkeypatch.setattr("vidspec.models.machine.device_memory", lambda: 1)
-    assert vidspec("models", name).code == 3
+    ran = vidspec("models", name)
+    assert ran.code == 3 and ran.out.splitlines()[-1].startswith("no published model fits; ")
     assert vidspec("models", "Qwen/Qwen2.5-VL-7B").err.count("did you mean Qwen/Qwen2.5-VL-7B-Instruct?") == 1
 
 
@@ -351,3 +357,17 @@ def test_what_is_not_in_the_table_of_predictions_is_told(vidspec, written):
     assert found["predicted"] is None
     out = " ".join(vidspec("models", "nvidia/Cosmos-Reason2-8B", "--card", "h100").out.split())
     assert reason in out
+
+
+def test_a_target_that_does_not_fit_ends_with_the_weights_that_do(vidspec, written, monkeypatch):
+    folder = written(qwen.config(QwenKind("qwen2_5_vl")))
+    needed = {bits: said(vidspec, folder, *bits)[1]["needed"] for bits in ((), ("--weights", "int4"))}
+    whole, rounded = needed.values()
+    assert rounded < whole
+    monkeypatch.setattr("vidspec.cli.checkpoint.free_memory", lambda device: whole - 1)
+    ran = vidspec("models", str(folder))
+    last = ran.out.splitlines()[-1]
+    assert ran.code == 3 and re.match(
+        rf"with --weights int[48] it fits: vidspec caption clip.mp4 --profile \S+ --target {folder} .*weights=int[48]",
+        last,
+    )

@@ -193,11 +193,11 @@ def test_missing_hub_model_offline(offline):
     error = refused("vidspec-tests/not-there", "missing")
     assert "vidspec-tests/not-there" in error.message and str(hub.HF_HUB_CACHE) in error.message
     assert "offline" in error.message
-    assert "hf download" not in error.hint and "if the name is right" in error.hint
+    assert "models get a" not in error.hint and "if the name is right" in error.hint
 
 
 def test_name_that_the_hub_cannot_have(offline):
-    assert "hf download" not in refused("a/b/c", "missing").hint
+    assert "models get a" not in refused("a/b/c", "missing").hint
 
 
 def test_sharded(checkpoints, tmp_path):

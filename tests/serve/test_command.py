@@ -24,7 +24,9 @@ def running(*options):
     with subprocess.Popen([sys.executable, "-m", "vidspec", *words], stderr=subprocess.PIPE, text=True) as server:
         try:
             for line in server.stderr:
-                if found := re.search(r"serving (\S+) at (http://\S+)/v1", line):
+                if found := re.search(
+                    r"serving (\S+) at (http://\S+)/v1; the page to try it is \2/ \(Ctrl-C ends\)", line
+                ):
                     yield server, found[1], found[2]
                     break
             else:

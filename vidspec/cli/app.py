@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
+from inspect import cleandoc
 from itertools import pairwise
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from vidspec.cli import (
     ask,
     bench,
     caption,
+    compare,
     config,
     doctor,
     merge,
@@ -61,9 +63,20 @@ app.command("doctor")(doctor.doctor)
 app.command("sample")(sample.sample)
 app.command("merge")(merge.merge)
 app.command("report")(report_page.report)
+app.command("compare")(compare.compare)
 app.add_typer(config.app, name="config")
 app.command("profile")(profile.profile)
 app.command("bench")(bench.bench)
+
+
+def _paragraphs(help_text: str) -> str:
+    """Return a docstring with a line for each paragraph, which the help page wraps to the terminal."""
+    return "\n\n".join(" ".join(part.split()) for part in cleandoc(help_text).split("\n\n"))
+
+
+for command in (*app.registered_commands, *config.app.registered_commands):
+    if command.callback is not None and command.callback.__doc__:
+        command.help = _paragraphs(command.callback.__doc__)
 
 
 def version() -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 import typer
 
 from vidspec.cli.options import KeyNames, ModelOptions, SetOption, flatten_options
-from vidspec.cli.printed import print_facts, print_note
+from vidspec.cli.printed import print_facts, print_markdown, print_note
 from vidspec.cli.typed_settings import parse_settings
 from vidspec.errors import UsageError
 
@@ -96,7 +96,9 @@ def bench(
     models: ModelOptions,
     options: BenchOptions,
 ) -> int:
-    """Measure profiles side by side: run them in turn on the same clips and print a Markdown table.
+    """Measure profiles side by side: run them in turn on the same clips and print a table.
+
+    In a pipe or a file the table is Markdown.
 
     Times are medians over clips, with minimum and maximum in brackets. Every record is written to --json at once; if
     a run is stopped, run the same command again to resume.
@@ -152,7 +154,7 @@ def run_bench(
         overrides,
     )
     outcome = measure(asked, print_note)
-    print(outcome.table)
+    print_markdown(outcome.table)
     print_facts(outcome.machine)
     if options.csv is not None:
         write_whole(options.csv, exports.csv_table(outcome.rows))

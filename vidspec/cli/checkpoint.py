@@ -139,6 +139,10 @@ class CheckpointReport:
         """True if free memory suffices for the model and a clip, and for loading."""
         return self.free is None or max(self.needed, self.while_loading) <= self.free
 
+    def fits_on(self, card: Card | None) -> bool:
+        """Return :attr:`fits`, or that of the predictions on a card."""
+        return self.fits if card is None or self.predicted is None else self.predicted.fits
+
     @property
     def _qualification(self) -> str:
         """Limits of the support of its family, after the word."""

@@ -66,7 +66,7 @@ def download_models(names: Sequence[str], draft: str | None) -> int:
         raise UsageError(f"models get: {folders[0]}: is a folder, not the name of a model on the hub")
     unreachable = [name for name in wanted if not hub.check_reachable(name)]
     if unreachable:
-        raise ModelError(f"{unreachable[0]}: cannot be fetched without the hub; its config is in the cache already")
+        raise ModelError(f"the hub cannot be reached to fetch {unreachable[0]}; its config is in the cache already")
     for name in wanted:
         print_note(hub.fetch_note(name))
         print(f"{name}\t{_download(name)}", flush=True)

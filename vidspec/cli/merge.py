@@ -49,7 +49,8 @@ def merge(
     if output != "-":
         check_output(Path(output), (), "--output", output_format.replaceable)
     found = merge_records(files)
-    output_format = make_format(form, several=True, raw_csv=csv_raw, data=found.data)
+    folder = "." if output == "-" else Path(output).parent
+    output_format = make_format(form, several=True, raw_csv=csv_raw, data=found.data, folder=folder)
     content = render_records(found, output_format, measured=found.measured)
     if output == "-":
         lines = StdoutLines()

@@ -16,6 +16,7 @@ from vidspec.errors import ModelError, UsageError
 from vidspec.events.tally import counted
 
 if TYPE_CHECKING:
+    from vidspec.cli.checkpoint import CheckpointReport
     from vidspec.cli.predictions import CardPredictions
     from vidspec.models.known_pairs import KnownModel, MemoryWorkload, ModelPair, PairMemory
     from vidspec.models.recommended import Card
@@ -143,15 +144,45 @@ def _print_checkpoint(
         published = list(named)
         if error.kind not in ("missing", "connection") or not published or weights is not None:
             raise
-        return _print_published(name, published, _predict_published(name, load, on), on, form)
+        return _print_published(name, published, _predict_published(name, load, on), load, on, form)
     if form == "json":
         print_json(found.to_dict())
     else:
         facts_table(found.rows())
-        print(found.command)
+        fits = found.fits_on(on) or (found.predicted is not None and not found.predicted.is_too_large)
+        print(found.command if fits else _smaller_choice(found, draft, load, weights, on))
     refused = draft is not None and found.drafts[0].refused is not None
-    fits = found.fits if on is None or found.predicted is None else found.predicted.fits
-    return 3 if refused or not fits else 0
+    return 3 if refused or not found.fits_on(on) else 0
+
+
+def _smaller_choice(
+    found: CheckpointReport, draft: str | None, load: MemoryWorkload, weights: str | None, card: Card | None
+) -> str:
+    """Return the line that names what fits in place of a target that does not: its rounded weights or another model."""
+    from vidspec.cli.checkpoint import inspect
+    from vidspec.errors import VidspecError
+
+    finer: tuple[Literal["int8", "int4"], ...] = ("int8", "int4")
+    for bits in finer[finer.index(weights) + 1 :] if weights in finer else finer:
+        try:
+            rounded = inspect(found.name, draft, load, bits, card)
+        except VidspecError:  # of a family, or of stored codes, that cannot be rounded
+            continue
+        if rounded.fits_on(card):
+            return f"with --weights {bits} it fits: {rounded.command}"
+    return _fitting_model(load._replace(dtype=found.dtype), card)
+
+
+def _fitting_model(load: MemoryWorkload, card: Card | None) -> str:
+    """Return the line that names the published model that fits best, on a card or on this machine."""
+    from vidspec.models.known_pairs import recommended_pair
+    from vidspec.models.machine import device_memory, has_gpu
+
+    free = device_memory() if card is None else round(card.usable)
+    best = recommended_pair(load, free, smallest=card is None and not has_gpu()) if free else None
+    if best is None:
+        return "no published model fits; the built-in ones are small: vidspec caption clip.mp4 --pair embedded"
+    return f"{best.target.name} fits: vidspec models {best.target.name}"
 
 
 def _predict_published(name: str, load: MemoryWorkload, card: Card | None) -> CardPredictions | None:
@@ -170,7 +201,12 @@ def _predict_published(name: str, load: MemoryWorkload, card: Card | None) -> Ca
 
 
 def _print_published(
-    name: str, rows: list[PairRow], predicted: CardPredictions | None, card: Card | None, form: TextOrJson
+    name: str,
+    rows: list[PairRow],
+    predicted: CardPredictions | None,
+    load: MemoryWorkload,
+    card: Card | None,
+    form: TextOrJson,
 ) -> int:
     """Print the published pairs of a model whose config is not available; returns the exit code."""
     fits = [row.fits for row in rows] + ([predicted.fits] if predicted is not None and card is not None else [])
@@ -181,7 +217,9 @@ def _print_published(
         facts_table(_published_facts(name, rows, predicted, card))
         drafted = any(row.pair.draft is not None and row.pair.target.name == name for row in rows)
         alone = f"vidspec caption clip.mp4 --target {name}" + ("" if drafted else " --profile ar")
-        print(alone if predicted is None else predicted.command)
+        too_large = all(one is False for one in fits) if predicted is None else predicted.is_too_large
+        command = alone if predicted is None else predicted.command
+        print(_fitting_model(load, card) if too_large else command)
     return 3 if all(one is False for one in fits) else 0
 
 

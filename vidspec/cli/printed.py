@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from threading import RLock
 from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias, cast
 
@@ -30,6 +31,7 @@ __all__ = [
     "print_event",
     "print_facts",
     "print_json",
+    "print_markdown",
     "print_note",
     "print_rows",
     "printed_log",
@@ -133,6 +135,29 @@ def print_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 def print_rows(rows: Iterable[Iterable[object]]) -> None:
     """Print rows for pipes: one line per row, cells separated by tabs."""
     print("\n".join("\t".join(map(str, row)) for row in rows))
+
+
+def print_markdown(text: str) -> None:
+    """Print text with Markdown tables, aligned to its width on a terminal."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    if not sys.stdout.isatty():
+        print(text)
+        return
+    console = Console(highlight=False)
+    for tabular, lines in groupby(text.split("\n"), key=lambda line: line.startswith("|")):
+        if not tabular:
+            console.print(Text("\n".join(lines)))
+            continue
+        heading, _, *rows = (re.split(r"(?<!\\)\|", line)[1:-1] for line in lines)
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+        for name in heading:
+            table.add_column(Text(name.strip()), overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(cell.strip().replace("\\|", "|")) for cell in row))
+        console.print(table)
 
 
 def print_facts(facts: Mapping[str, object]) -> None:

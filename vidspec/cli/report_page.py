@@ -16,7 +16,7 @@ from vidspec.events.tally import counted
 if TYPE_CHECKING:
     from vidspec.runs.merge import MergedRecords
 
-__all__ = ["report"]
+__all__ = ["records_of", "report"]
 
 
 def report(
@@ -50,15 +50,15 @@ def report(
     check_distinct([("--output", output)], [("--trace", trace)])
     traces = read_trace(trace) if trace is not None else {}
     if len(sources) == 2 and trace is None:
-        left, right = (_records([source]) for source in sources)
+        left, right = (records_of([source]) for source in sources)
         found = write_compared(output, left, right, (str(sources[0]), str(sources[1])))
         if found.shared:
             if not quiet:
-                differ, alone = found.counts["differs"], found.counts["in one run"]
+                differ, alone = found.counts["differs"], sum(found.counts.values()) - found.shared
                 both = f"{counted(found.shared, 'record')} of both runs, {differ} of them differ{'s' * (differ == 1)}"
                 print_note(f"{output}: {both}; {alone} of one run")
             return 0
-    records = _records(sources)
+    records = records_of(sources)
     if not records:
         raise UsageError("there are no records to report on", hint="name files written with --format json or jsonl")
     errors = write_finished(output, records, traces, ", ".join(str(source) for source in sources))
@@ -69,7 +69,7 @@ def report(
     return 0
 
 
-def _records(sources: Sequence[Path]) -> MergedRecords:
+def records_of(sources: Sequence[Path]) -> MergedRecords:
     """Return all records, each captioning once: the journal's, but from a clip's own file if that was edited.
 
     Raises:

@@ -141,7 +141,9 @@ def _serve(spec: RunSpec, options: TerminalOptions, config: ServeConfig, listene
         shown = f"[{host}]" if ":" in host else host
         listener.listen(BACKLOG)
         if not options.quiet:
-            print_note(f"serving {model} at http://{shown}:{listener.getsockname()[1]}/v1 (Ctrl-C ends)")
+            address = f"http://{shown}:{listener.getsockname()[1]}"
+            page = f"; the page to try it is {address}/" if config.page else ""
+            print_note(f"serving {model} at {address}/v1{page} (Ctrl-C ends)")
         with suppress(KeyboardInterrupt):  # raised again after all requests were answered
             server.run(sockets=[listener])
     return 0
@@ -165,7 +167,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
-        raise UsageError(f"--host {host} --port {port}: {error.strerror}", hint="another --port, or 0") from None
+        raise UsageError(
+            f"--host {host} --port {port}: {error.strerror}", hint="take another --port, or 0 for a free one"
+        ) from None
     return listener
 
 

@@ -139,13 +139,16 @@ class TerminalReporter(RunReporter):
             return RunObserver()
         from rich.console import Console
 
+        from vidspec.runs.writers import StdoutLines
+
         console = Console(stderr=True)
         if options.no_live or options.progress == "json" or not sys.stderr.isatty() or console.is_dumb_terminal:
             restarts = RestartNotes()
             stack.enter_context(start.report_stage(restarts.stage))
             return restarts
-        # If stdout is the same terminal, the finished caption is printed there only.
-        shared = run.store.only_stream is not None and sys.__stdout__ is not None and sys.__stdout__.isatty()
+        # If stdout is the same terminal, the finished caption is printed there only, in the panel's colours.
+        stream = run.store.only_stream
+        shared = stream is not None and sys.__stdout__ is not None and sys.__stdout__.isatty()
         if plan.several:
             from vidspec.display.overall import RunPanel
 
@@ -161,6 +164,8 @@ class TerminalReporter(RunReporter):
             keep_caption=not shared,
             verbose=options.verbose,
         )
+        if shared and stream is not None and isinstance(stream.lines, StdoutLines):
+            stream.lines.paint = panel.paint
         return stack.enter_context(panel)
 
 

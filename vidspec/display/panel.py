@@ -79,7 +79,7 @@ def render_clip(
 
     Args:
         width, height: the columns and the most lines of the panel.
-        caption: show the caption and its legend.
+        caption: show the caption above its legend; without it only the legend.
         ascii_only: for terminals without block characters, which get no tiles.
         coloured: the terminal has 256 colours; without them there are no tiles.
         verbose: use the names of docs/research/metrics.md for figures.
@@ -98,7 +98,10 @@ def render_clip(
     if tiles and not side:
         lines -= tiles.layout.height
     growing = state.caption is None and height is not None
-    text = _caption_lines(state, inner - side, lines if growing else None, drawn >= WITH_LEGEND) if caption else []
+    legend = drawn >= WITH_LEGEND and state.drafts
+    text = _caption_lines(state, inner - side, lines if growing else None, legend) if caption else []
+    if legend and not caption:
+        text = list(flow_columns(_legend(state), inner - side).split("\n"))
     body: list[RenderableType] = [*text, *([tiles] if tiles else [])]
     if tiles and side:
         table = Table.grid(padding=(0, SIDE_GAP, 0, 0))
@@ -145,7 +148,7 @@ def _below(state: PanelState, inner: int, drawn: int, ascii_only: bool, verbose:
 def _caption_lines(state: PanelState, width: int, lines: int | None, legend: bool) -> list[Text]:
     """Return the caption and its legend: whole, or exactly ``lines`` lines with the caption's end."""
     text = _wrap_lines(_caption_text(state), width)
-    labels = list(flow_columns(_legend(state), width).split("\n")) if legend and state.drafts else []
+    labels = list(flow_columns(_legend(state), width).split("\n")) if legend else []
     if lines is None:
         return text + labels
     room = max(1, lines - len(labels))
@@ -236,7 +239,7 @@ class LivePanel(ClipStates):
         console: on standard error; it handles NO_COLOR and the terminal width.
         path: the clip that is read first.
         profile: the name shown with the counters.
-        keep_caption: the last state includes the caption; otherwise that is left to standard output.
+        keep_caption: the last state includes the caption; otherwise that is left to standard output (:meth:`paint`).
         verbose: see :func:`render_clip`.
     """
 
@@ -260,6 +263,7 @@ class LivePanel(ClipStates):
         self.keep_caption = keep_caption
         self.state = PanelState(path=path, profile=profile)
         self._live: Live | None = None
+        self._ended: PanelState | None = None
 
     def begin(self, number: int, path: str, total: int) -> None:
         super().begin(number, path, total)
@@ -276,9 +280,31 @@ class LivePanel(ClipStates):
         The terminal may be written to until the next event.
         """
         self.open()
-        self.state = self.states.pop(number)
+        self.state = self._ended = self.states.pop(number)
         self.state.apply(Finished(caption))
         self.close()
+
+    def paint(self, line: str) -> str | None:
+        """Return a line of output in the colours of its tokens' origins, wrapped for the terminal.
+
+        None if it does not hold the caption of the clip that ended last as the tokens spell it.
+        """
+        pieces = [(escape_text(text), origin) for text, origin in self._ended.pieces] if self._ended else []
+        whole = "".join(text for text, _ in pieces)
+        at = line.find(whole.strip()) if whole.strip() else -1
+        if at < 0:
+            return None
+        painted = Text(line)
+        at -= len(whole) - len(whole.lstrip())
+        for text, origin in pieces:
+            painted.stylize(STYLES[origin], max(at, 0), max(at + len(text), 0))
+            at += len(text)
+        rows = _wrap_lines(painted, self.console.width)
+        for row in rows:
+            row.rstrip()
+        with self.console.capture() as captured:
+            self.console.print(Text("\n").join(rows))
+        return captured.get().removesuffix("\n")
 
     def open(self) -> None:
         """Start drawing, unless already started, at the first free line."""

@@ -289,7 +289,7 @@ class ReplayedPasses:
                 if wanted == count:
                     raise DeviceError(
                         f"passes of {count} rows: no memory is left to capture them",
-                        hint="fewer --frames, a smaller --batch, or models.decoder: stock, which captures none",
+                        hint="take fewer --frames, a smaller --batch, or models.decoder: stock, which captures none",
                         kind="memory",
                     ) from error
                 return  # tried again when it is needed

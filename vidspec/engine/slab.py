@@ -174,7 +174,7 @@ class Slab:
                 raise GenerationError(
                     f"{wanted} entries of the KV cache need {capacity * self.entry_bytes / 1e9:.1f} GB, "
                     f"{self.budget / 1e9:.1f} GB are allowed",
-                    hint="fewer --frames or clips at once",
+                    hint="take fewer --frames, or caption fewer clips at once",
                     kind="memory",
                 )
         self.move_entries()

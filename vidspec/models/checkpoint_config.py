@@ -185,13 +185,11 @@ def load_error(name: str, error: Exception) -> ModelError:
         return ModelError(f"{name}: cannot be loaded: {_first_line(error)}", kind="unreadable")
     import huggingface_hub.constants as hub
 
-    offline = " (offline mode is on)" if hub.HF_HUB_OFFLINE else ""
     cache = os.environ.get("HF_HUB_CACHE") or hub.HF_HUB_CACHE
-    return ModelError(
-        f"{name}: no such folder, not in the cache {cache}, and the hub did not give it{offline}: {_first_line(error)}",
-        hint=download_hint(name),
-        kind="missing",
-    )
+    message = f"{name}: is neither a folder nor in the cache {cache}, and the hub did not give it"
+    if hub.HF_HUB_OFFLINE:
+        message = f"the hub cannot be reached (offline mode is on), and the cache {cache} lacks files of {name}"
+    return ModelError(f"{message}: {_first_line(error)}", hint=download_hint(name), kind="missing")
 
 
 def weight_source(name: str, holding: str = "a saved model, or a hub id") -> str:

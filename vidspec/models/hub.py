@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
@@ -45,6 +45,14 @@ P = ParamSpec("P")
 answers: dict[str, tuple[float, str]] = {}
 
 
+class UnreachableError(ModelError):
+    """The hub does not answer or offline mode is on, and a model is not in the cache."""
+
+    def __init__(self, message: str, *, reason: str = "", hint: str | None = None) -> None:
+        super().__init__(message, hint=hint, kind="missing")
+        self.reason = reason
+
+
 def is_local(name: str) -> bool:
     """Return True if ``name`` is an existing path or looks like one; otherwise it is a hub id."""
     return Path(name).expanduser().exists() or name.startswith((".", "/", "~"))
@@ -76,7 +84,8 @@ def check_reachable(name: str) -> bool:
     Any answer of the hub counts; missing and gated models are reported by the loader.
 
     Raises:
-        ModelError: the hub does not answer or offline mode is on, and the model is not in the cache; or it is in GGUF.
+        UnreachableError: the hub does not answer or offline mode is on, and the model is not in the cache.
+        ModelError: it is in GGUF.
     """
     import huggingface_hub.constants as hub
 
@@ -90,13 +99,21 @@ def check_reachable(name: str) -> bool:
         if time.monotonic() - checked_at >= KNOWN:
             reason = hub_failure(hub.ENDPOINT)
             answers[hub.ENDPOINT] = time.monotonic(), reason
-        reason = reason and f"the hub does not answer: {reason}"
     if reason and not is_cached(name):
-        cache = os.environ.get("HF_HUB_CACHE") or hub.HF_HUB_CACHE
-        raise ModelError(
-            f"{name}: no such folder, not in the cache {cache}, and {reason}", hint=download_hint(name), kind="missing"
-        )
+        raise _unreachable_error([name], reason)
     return not reason
+
+
+def _unreachable_error(names: Sequence[str], reason: str) -> UnreachableError:
+    """Return the error of models that neither the hub nor the cache can give."""
+    import huggingface_hub.constants as hub
+
+    cache = os.environ.get("HF_HUB_CACHE") or hub.HF_HUB_CACHE
+    whose = (
+        f"{names[0]} is neither a folder nor" if len(names) == 1 else f"{' and '.join(names)} are neither folders nor"
+    )
+    message = f"the hub cannot be reached ({reason}), and {whose} in the cache {cache}"
+    return UnreachableError(message, reason=reason, hint=download_hint(*names))
 
 
 def require_models(names: Iterable[str]) -> list[str]:
@@ -105,17 +122,15 @@ def require_models(names: Iterable[str]) -> list[str]:
     Raises:
         ModelError: as in :func:`check_reachable`, with the names of all missing models.
     """
-    to_download, missing = [], dict[str, ModelError]()
+    to_download, missing = [], dict[str, UnreachableError]()
     for name in names:
         try:
             if check_reachable(name) and not is_cached(name):
                 to_download.append(name)
-        except ModelError as error:
+        except UnreachableError as error:
             missing[name] = error
     if missing:
-        first, reason_error = next(iter(missing.items()))
-        reason = reason_error.message.removeprefix(f"{first}: ")
-        raise ModelError(f"{' and '.join(missing)}: {reason}", hint=download_hint(*missing), kind="missing")
+        raise _unreachable_error(list(missing), next(iter(missing.values())).reason)
     return to_download
 
 
@@ -127,17 +142,16 @@ def nearest_published(name: str, published: Iterable[str]) -> str | None:
 
 
 def download_hint(*names: str) -> str:
-    """Return the hint for missing models: the closest published name, and the commands that download them.
+    """Return the hint for missing models: the closest published name, and the command that downloads them.
 
-    Download commands are given for published models only, since others may not exist on the hub.
+    It names published models only, since others may not exist on the hub.
     """
     published = {model.name for pair in known_pairs() for model in (pair.target, pair.draft) if model is not None}
     unlisted = [name for name in names if name not in published]
     hints = [f"did you mean {match}?" for name in unlisted if (match := nearest_published(name, published))]
     if listed := [name for name in names if name in published]:
         pronoun = "it" if len(listed) == 1 else "them"
-        downloads = " && ".join(f"hf download {name}" for name in listed)
-        hints.append(f"fetch {pronoun} where there is a network: {downloads}")
+        hints.append(f"`vidspec models get {' '.join(listed)}` fetches {pronoun} where there is a network")
     elif not hints:
         subject, pronoun = ("names are", "them") if len(unlisted) > 1 else ("name is", "it")
         hints.append(f"if the {subject} right, `vidspec models get` fetches {pronoun} where there is a network")

@@ -105,7 +105,10 @@ def plan_destinations(
         _check_place(path, form, forms, [place.path for place in destinations], several=found.several)
         if path is not None and spec.output is not None:
             check_output(path, [entry.path for entry in entries], "--output")
-        form = make_format(form.name, several=found.several, raw_csv=spec.csv_raw, data=data)
+        folder = path.parent if path else "."
+        form = make_format(form.name, several=found.several, raw_csv=spec.csv_raw, data=data, folder=folder)
+        for entry in entries:
+            form.check_clip(entry.path, entry.shard)
         destinations.append(Destination((form,), path))
     if each and spec.output_dir is None and any(entry.shard for entry in entries):
         message = f"--format {each[0].form.name}: a clip of a shard has no folder of its own"
@@ -147,7 +150,7 @@ def _path_for_all(spec: RunSpec, form: OutputFormat, shard: Shard | None, *, sev
         return None
     if spec.output is None:
         label = shard.label if shard else ""
-        return Path(spec.output_dir or ".") / f"captions{label}{form.suffix}"
+        return Path(spec.output_dir or ".") / f"{form.run_name}{label}{form.suffix}"
     path = shard.fill_name(spec.output) if shard else Path(spec.output)
     return path.with_suffix(form.suffix) if several else path
 

@@ -164,7 +164,11 @@ def drop_missing(listing: InputListing, named: Sequence[str]) -> None:
     missing = [job for job in local if not os.path.lexists(job.path)]
     for job in missing:
         if job.path in named:
-            hint = "of URLs it reads .tar and .parquet; download it first" if is_url(job.path) else "check the path"
+            hint = (
+                "only .tar and .parquet files are read from URLs; download it first"
+                if is_url(job.path)
+                else "check the path"
+            )
             raise UsageError(f"{job.path}: there is no such file", hint=hint)
         listing.unreadable.append(f"{job.path}: there is no such file")
     special = [job for job in local if is_shard(job.path) and _is_special(job.path)]

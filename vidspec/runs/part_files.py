@@ -65,7 +65,7 @@ class PartFiles(Renderer):
         if len(set(names.values())) < len(names):
             raise UsageError("two shards of one name would share a part", hint="caption them into folders of their own")
         if set(map(_absolute, names)) & set(map(_absolute, names.values())):
-            raise UsageError(f"--output-dir {folder}: captions would replace their shards", hint="another folder")
+            raise UsageError(f"--output-dir {folder}: captions would replace their shards", hint="name another folder")
         if not (store.read_only or is_url(folder)):
             make_folder(Path(folder))
         existing = list_names(folder)

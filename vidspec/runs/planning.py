@@ -31,6 +31,7 @@ from vidspec.runs.run_settings import (
     misnamed_output,
     output_formats,
     profile_keys,
+    timed_text_note,
 )
 from vidspec.runs.shards import save_array, shard_of
 
@@ -138,7 +139,7 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
     sources = input_sources(spec)
     forms = output_formats(spec, defaults)
     sources = replace(sources, links=any(writes_clip_file(spec, form) for form in forms))
-    if (note := misnamed_output(spec, forms)) is not None:
+    for note in filter(None, (misnamed_output(spec, forms), timed_text_note(spec, forms))):
         reporter.note(note)
     named = spec.profile or os.environ.get("VIDSPEC_PROFILE") or None
     resolved = resolve_profile(named, profile_keys(spec), defaults)

@@ -35,6 +35,7 @@ __all__ = [
     "misnamed_output",
     "output_formats",
     "profile_keys",
+    "timed_text_note",
 ]
 
 
@@ -175,6 +176,17 @@ def misnamed_output(spec: RunSpec, forms: Sequence[OutputFormat]) -> str | None:
     return f"--output {spec.output}: is written as {forms[0].name}, as --format says" if suffix in others else None
 
 
+def timed_text_note(spec: RunSpec, forms: Sequence[OutputFormat]) -> str | None:
+    """Return a note if the caption files beside clips, which trainers read, get lines with times of segments."""
+    beside = spec.output is None and spec.output_dir is None
+    if spec.segment is None or not beside or not any(form.name == "txt" for form in forms):
+        return None
+    return (
+        "--format txt with --segment writes a line with times for each segment, which trainers take for the caption "
+        "of the whole clip; --format webdataset-txt joins the captions, --output-dir keeps the files away from clips"
+    )
+
+
 def _require_package(option: str, package: str, modules: Sequence[str], hint: str) -> None:
     """Refuse an option whose optional package is missing before any model is loaded."""
     for module in modules:
@@ -203,7 +215,7 @@ def job_config(spec: RunSpec, profile: Profile, total: int) -> JobConfig:
         raise UsageError(
             f"--verify compares tokens, and those that {profile.name} samples with temperature "
             f"{profile.generate.temperature:g} are plain decoding's in distribution only",
-            hint="temperature 0, or --set draft.gamma=auto, which drafts greedily",
+            hint="set --temperature 0, or --set draft.gamma=auto, which drafts greedily",
         )
     _check_av()
     video = profile.video.arguments

@@ -135,7 +135,7 @@ def _read_members(
         if is_bug(error):
             raise
         if not at:
-            hint = "of a compressed tar, gunzip makes one"
+            hint = "if it is a compressed tar, decompress it with gunzip"
             raise VideoError(f"{name}: is not a tar file", kind="not_video", hint=hint) from error
         clips = sum(len([*sample.clips(key)]) for key, sample in samples.items())
         message = f"{name}: is cut short or damaged behind {counted(clips, 'clip')}"
@@ -162,9 +162,13 @@ def _member_job(shard: Job, member: tarfile.TarInfo, size: int) -> Job:
     if "\0" in member.name:
         error = VideoError(f"{path}: its name holds a NUL", kind="unsupported")
     elif not member.isreg():
-        error = VideoError(f"{path}: is a link or no file", kind="unsupported", hint="tar -h --hard-dereference")
+        error = VideoError(
+            f"{path}: is a link or no file",
+            kind="unsupported",
+            hint="pack the files themselves, with tar -h --hard-dereference",
+        )
     elif member.issparse():
-        error = VideoError(f"{path}: is stored with holes", kind="unsupported", hint="tar without --sparse")
+        error = VideoError(f"{path}: is stored with holes", kind="unsupported", hint="pack it without --sparse")
     elif member.size < 0 or member.offset_data + member.size > size:
         error = VideoError(f"{path}: ends behind the tar", kind="truncated", hint="copy or download it again")
     if error is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
@@ -35,6 +35,8 @@ class StdoutLines:
         self._stream = sys.stdout
         self._wrap = WordWrap(terminal_columns(self._stream)) if prose and self._stream.isatty() else None
         self._written = ""  # written beginning of the next line
+        #: Colours a line of prose for a terminal; None for a line that has no colours.
+        self.paint: Callable[[str], str | None] = lambda line: None
 
     @property
     def terminal(self) -> bool:
@@ -53,6 +55,9 @@ class StdoutLines:
             self.write(self._written)
 
     def write(self, line: str) -> None:
+        if self._wrap is not None and not self._written and (painted := self.paint(line)) is not None:
+            self._write_text(painted + "\n")
+            return
         rest = line[len(self._written) :] if line.startswith(self._written) else f"\n{line}"
         self._written = ""
         self._write_text((rest if self._wrap is None else self._wrap.add(rest) + self._wrap.end()) + "\n")

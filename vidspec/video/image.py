@@ -22,7 +22,7 @@ from vidspec.video.resize import resized
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["IMAGES", "ImageDecoder", "image_index", "is_image"]
+__all__ = ["IMAGES", "ImageDecoder", "image_index", "is_image", "is_picture"]
 
 #: Suffixes of image files; GIF counts as video.
 IMAGES = frozenset(("png", "jpg", "jpeg", "webp", "bmp", "tif", "tiff"))
@@ -40,6 +40,11 @@ def is_image(index: Index) -> bool:
     return index.format.startswith("image/")
 
 
+def is_picture(path: str) -> bool:
+    """Return True if a path has the suffix of an image file."""
+    return _suffix(path) in IMAGES
+
+
 def image_index(path: str) -> Index | None:
     """Return the index of an image file or an animated WebP, from its header; None for a video's suffix.
 
@@ -51,7 +56,7 @@ def image_index(path: str) -> Index | None:
     Raises:
         VideoError: kind ``damaged`` or ``memory``.
     """
-    if _suffix(path) not in IMAGES:
+    if not is_picture(path):
         return None
     with _open_image(path) as image:
         kind = image.format or ""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.display.pages.clips_of_reports import told
 from vidspec.display.pages import side_by_side
-from vidspec.display.pages.side_by_side import compare_runs, differences
+from vidspec.display.pages.side_by_side import STATES, compare_runs, differences
 
 TEXTS = st.text("ab .,\n", max_size=30)
 
@@ -67,11 +67,14 @@ def test_records_of_two_runs_are_not_held(monkeypatch):
     left = Run(side({7: {"caption": "Other."}, 30: failed}), 40)
     right = Run(lambda number: side({13: {"demo": True}})(number + 2), 40)
     found = compare_runs(left, right)
-    assert found.counts == {"same words": 36, "differs": 1, "failed": 1, "in one run": 4} and found.shared == 38
+    assert list(found.counts.items()) == list(zip(STATES, (36, 1, 1, 2, 2), strict=True)) and found.shared == 38
     assert (found.demo, found.captioned) == (1, 79)
     shown = [(one.one.record["path"], one.state) for one in found.shown]
     assert shown == [
-        (f"{n}.mp4", "differs" if n == 7 else "failed" if n == 30 else "in one run") for n in (0, 1, 7, 30, 40)
+        *((f"{n}.mp4", "first only") for n in (0, 1)),
+        ("7.mp4", "differs"),
+        ("30.mp4", "failed"),
+        ("40.mp4", "second only"),
     ]
     assert [bool(one.left) for one in found.shown] == [True, True, True, True, False]
     assert [bool(one.right) for one in found.shown] == [False, False, True, True, True]
@@ -82,3 +85,19 @@ def test_the_last_record_of_a_prompt_counts():
     twice = [told(caption="First."), told(caption="Last.")]
     (pair,) = compare_runs(twice, [told(caption="Last.")]).shown
     assert pair.state == "same words" and pair.left.caption == "Last."
+
+
+def test_prompts_may_differ_where_asked():
+    sides = [{**told(), "job": {"prompt": prompt}} for prompt in ("Who?", "Where?")]
+    assert [compare_runs(sides[:1], sides[1:], by_prompt=one).shared for one in (True, False)] == [0, 1]
+
+
+def test_a_pick_is_remembered_for_both_captions():
+    def pair(left, right, **job):
+        sides = ([{**told(caption=text), "job": job}] for text in (left, right))
+        return compare_runs(*sides).shown[0]
+
+    same = pair("A.", "B.")
+    assert same.identity == pair("A.", "B.").identity
+    assert len({same.identity, pair("B.", "A.").identity, pair("A.", "C.").identity}) == 3
+    assert pair("A.", "B.", start=1.5, end=2.0).label == {"path": told()["path"], "start": 1.5, "end": 2.0}

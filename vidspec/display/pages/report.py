@@ -216,6 +216,8 @@ def write_compared(
 ) -> Comparison:
     """Write the page of two runs side by side and return their clips; write nothing if they share none.
 
+    Runs without a common prompt are matched by clip alone.
+
     Raises:
         UsageError: a record is not one that vidspec writes.
         OutputError: it cannot be written.
@@ -224,6 +226,7 @@ def write_compared(
 
     with checking_records("report on", UndefinedError):
         found = compare_runs(left, right)
+        found = found if found.shared else compare_runs(left, right, by_prompt=False)
         if found.shared:
             write_comparison(file, found, (one_line(names[0]), one_line(names[1])), _thumbnails)
         return found

@@ -1,4 +1,7 @@
-"""Compares two runs clip by clip and marks the words in which captions differ. Writes the page; captions nothing."""
+"""Compares two runs clip by clip and marks the words in which captions differ. Writes the page; captions nothing.
+
+On the page a reader picks the better caption of each clip; the page counts the picks and gives them as JSON.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,9 @@ from vidspec.display.pages.folder import MAX_ROWS, FolderPage
 from vidspec.display.pages.page import RecordMapping, render_page
 from vidspec.files import write_whole
 
-__all__ = ["CaptionPair", "Comparison", "compare_runs", "differences", "write_comparison"]
+__all__ = ["STATES", "CaptionPair", "Comparison", "compare_runs", "differences", "write_comparison"]
 
+STATES = ("same words", "differs", "failed", "first only", "second only")
 #: A piece of a text, and True if the other text lacks it.
 DiffPiece = tuple[str, bool]
 
@@ -41,7 +45,7 @@ def differences(left: str, right: str) -> tuple[list[DiffPiece], list[DiffPiece]
 class CaptionPair:
     """Captions of two runs for one clip and prompt; None if a run did not have it.
 
-    ``state`` is ``same words``, ``differs``, ``failed`` (in one run at least) or ``in one run``.
+    ``state`` is one of :data:`STATES`; ``failed`` is that of a clip that failed in one run at least.
     """
 
     left: ClipPage | None
@@ -55,6 +59,19 @@ class CaptionPair:
         clip = self.left or self.right
         assert clip is not None
         return clip
+
+    @property
+    def label(self) -> dict[str, object]:
+        """Path, part and prompt of the clip, for the picks."""
+        _, start, end, index, _ = _key(self.one.record)
+        facts = {"path": self.one.record["path"], "start": start, "end": end, "question": index}
+        return {name: value for name, value in facts.items() if value is not None}
+
+    @property
+    def identity(self) -> str:
+        """Digest of the clip and both captions: a pick is remembered for these."""
+        texts = [clip.caption if clip is not None else None for clip in (self.left, self.right)]
+        return _digest(repr((self.label, texts))).hex()
 
     @property
     def sides(self) -> list[tuple[ClipPage | None, list[DiffPiece]]]:
@@ -80,7 +97,7 @@ class Comparison:
     @property
     def shared(self) -> int:
         """Clips of both runs."""
-        return sum(self.counts.values()) - self.counts["in one run"]
+        return sum(self.counts.values()) - self.counts["first only"] - self.counts["second only"]
 
 
 class _Side:
@@ -103,20 +120,26 @@ class _Side:
         return row < len(self.index) and self.index[row] >= 0
 
 
-def compare_runs(left: Sequence[RecordMapping], right: Sequence[RecordMapping]) -> Comparison:
+def compare_runs(
+    left: Sequence[RecordMapping], right: Sequence[RecordMapping], *, by_prompt: bool = True
+) -> Comparison:
     """Match the records of two runs by path, part and prompt; those of the first run first, then the rest.
 
-    If a run has several records for one prompt, the last counts. Each run is read twice and its records are not held.
+    Without ``by_prompt`` the prompts may differ. If a run has several records for one prompt, the last counts. Each run
+    is read twice and its records are not held.
     """
     rows: dict[bytes, int] = {}
     sides = _Side(), _Side()
     for side, records in zip(sides, (left, right), strict=True):
         for index, record in enumerate(records):
-            side.set(rows.setdefault(_digest(repr(_key(record))), len(rows)), index, record)
+            key = _key(record) if by_prompt else _key(record)[:-1]
+            side.set(rows.setdefault(_digest(repr(key)), len(rows)), index, record)
 
     def state(row: int) -> str:
-        if not all(side.has(row) for side in sides):
-            return "in one run"
+        if not sides[1].has(row):
+            return "first only"
+        if not sides[0].has(row):
+            return "second only"
         if any(side.failed[row] for side in sides):
             return "failed"
         return "same words" if sides[0].caption[row] == sides[1].caption[row] else "differs"
@@ -128,7 +151,7 @@ def compare_runs(left: Sequence[RecordMapping], right: Sequence[RecordMapping]) 
         for side, records in zip(sides, (left, right), strict=True)
     ]
     return Comparison(
-        counts={state: states[state] for state in ("same words", "differs", "failed", "in one run")},
+        counts={state: states[state] for state in STATES},
         shown=[CaptionPair(pages[0].get(row), pages[1].get(row), state(row)) for row in chosen],
         demo=sum(map(sum, (side.demo for side in sides))),
         captioned=sum(sum(index >= 0 for index in side.index) - sum(side.failed) for side in sides),
@@ -174,6 +197,7 @@ def write_comparison(
         demo=words.demo(found.demo, found.captioned),
         names=names,
         counts={state: count for state, count in found.counts.items() if count},
+        states={"first only": f"only in {names[0]}", "second only": f"only in {names[1]}"},
         rows=[replace(one, number=folder.add(one.one.record)) for one in found.shown],
         left_out=words.without_row(sum(found.counts.values()) - len(found.shown)),
         thumbnails=thumbnails(folder),

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import BinaryIO, ClassVar, Literal, NamedTuple, TypeAlias
 
 from vidspec.errors import UsageError
-from vidspec.escaping import one_line
+from vidspec.escaping import json_text, one_line
 from vidspec.events.record import RecordDict
 from vidspec.files import FileKind, encode_line
 from vidspec.registry import Registry, build_part
@@ -25,6 +25,7 @@ __all__ = [
     "ClipFileRule",
     "ClipFormat",
     "LineFormat",
+    "ListFormat",
     "OutputFormat",
     "PartFormat",
     "PartSummary",
@@ -65,10 +66,10 @@ class RequiredPackage(NamedTuple):
 
 
 class OutputFormat(ABC):
-    """Base of :class:`LineFormat`, :class:`ClipFormat` and :class:`RunFormat`.
+    """Base of :class:`LineFormat`, :class:`ClipFormat` and :class:`RunFormat`, and through it :class:`ListFormat`.
 
-    The constructor's parameters are facts of the run: ``several``, True if a file holds several clips, ``raw_csv``, and
-    ``data``, the JSON Schemas of the properties of its answers, by name.
+    The constructor's parameters are facts of the run: ``several``, True if a file holds several clips, ``raw_csv``,
+    ``data``, the JSON Schemas of the properties of its answers, by name, and ``folder``, that of a file for all clips.
 
     Attributes:
         name: the registered name.
@@ -79,6 +80,7 @@ class OutputFormat(ABC):
             the ``end`` of the run.
         one_clip: True if a file holds one clip and one answer about it.
         clip_name: template of the name of a clip's file.
+        run_name: name of a file for all clips in ``--output-dir``, without its suffix.
         is_journal: True if its one file for all clips is the run's journal: a JSON object per line.
         measured: True if its records need measurements.
         is_prose: True if it is text for people, shown on a terminal while it is written.
@@ -94,6 +96,7 @@ class OutputFormat(ABC):
     update: ClassVar[Literal["append", "rewrite", "end"]]
     one_clip: ClassVar[bool] = False
     clip_name: ClassVar[str] = "{stem}{suffix}"
+    run_name: ClassVar[str] = "captions"
     is_journal: ClassVar[bool] = False
     measured: ClassVar[bool] = False
     is_prose: ClassVar[bool] = False
@@ -105,6 +108,13 @@ class OutputFormat(ABC):
     @abstractmethod
     def content(self, records: Iterable[RecordDict]) -> bytes:
         """Return the content of a file with all these records."""
+
+    def check_clip(self, path: str, shard: str | None) -> None:  # noqa: B027, most formats take any clip
+        """Check before anything is captioned that a clip can be in a file for all clips.
+
+        Raises:
+            UsageError: it cannot.
+        """
 
     def document(self, records: Sequence[RecordDict]) -> str | None:
         """Return the content of one clip's file, from its records in segment order; None if none has a caption."""
@@ -173,6 +183,42 @@ class RunFormat(OutputFormat):
     update = "end"
 
 
+class ListFormat(RunFormat):
+    """A trainer's list: a JSON object per line for each clip with a caption; those of segments or answers are joined.
+
+    Subclasses define :meth:`rows`. Paths are relative to the file's folder, or absolute for clips outside it.
+    """
+
+    suffix = ".jsonl"
+
+    def __init__(self, folder: str = ".") -> None:
+        self.folder = folder
+
+    @abstractmethod
+    def rows(self, captions: Mapping[str, str]) -> Iterable[Mapping[str, str]]:
+        """Return the objects for these captions by path."""
+
+    def list_path(self, path: str) -> str:
+        """Return a clip's path as the file has it."""
+        path = os.path.abspath(path)
+        relative = os.path.relpath(path, os.path.abspath(self.folder))
+        return path if relative.split(os.sep, 1)[0] == os.pardir else relative
+
+    def check_clip(self, path: str, shard: str | None) -> None:
+        if shard is not None:
+            message = f"--format {self.name} lists files, and {path} is in {shard}"
+            raise UsageError(message, hint="caption a folder of clips, or shards into --format webdataset")
+
+    def content(self, records: Iterable[RecordDict]) -> bytes:
+        captions: dict[str, str] = {}
+        for record in records:
+            if record["caption"] is not None:
+                self.check_clip(record["path"], None)
+                path = self.list_path(record["path"])
+                captions[path] = " ".join(f"{captions.get(path, '')} {marked_caption(record)}".split())
+        return encode_line("".join(json_text(row) + "\n" for row in self.rows(captions)))
+
+
 class PartSummary(NamedTuple):
     """Summary in the finished file of a shard: number of clips, number of failed clips, and their settings."""
 
@@ -233,6 +279,7 @@ def make_format(
     several: bool = False,
     raw_csv: bool = False,
     data: Mapping[str, object] | None = None,
+    folder: str | os.PathLike[str] = ".",
 ) -> OutputFormat:
     """Return the format called ``name``.
 
@@ -242,6 +289,7 @@ def make_format(
         several: True if a file holds several clips.
         raw_csv: leave cells of a CSV file as they are.
         data: JSON Schemas of the properties of answers in JSON, by name; a table has a column for each.
+        folder: folder of one file for all clips.
 
     Raises:
         UsageError: there is no such format.
@@ -249,7 +297,9 @@ def make_format(
     if name not in format_names():
         origin = origin or f"--format {name}"
         raise UsageError(f"{origin}: must be one of {', '.join(format_names())}, not {name!r}")
-    form = build_part(output_formats.get(name), {}, several=several, raw_csv=raw_csv, data=data or {})
+    form = build_part(
+        output_formats.get(name), {}, several=several, raw_csv=raw_csv, data=data or {}, folder=os.fspath(folder)
+    )
     form.name = name
     return form
 

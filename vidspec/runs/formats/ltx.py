@@ -1,0 +1,20 @@
+"""Captions as JSONL for the trainer of LTX-2: ``video``, also of a picture, and ``caption``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from vidspec.runs.formats.base import ListFormat, output_formats
+
+__all__ = ["LtxFormat"]
+
+
+@output_formats.register("ltx")
+class LtxFormat(ListFormat):
+    """The trainer takes its columns from the first line, and reads pictures as videos of one frame.
+
+    It names its latents by the listed path: one that begins with ``..`` would leave their folder.
+    """
+
+    def rows(self, captions: Mapping[str, str]) -> Iterable[Mapping[str, str]]:
+        return ({"video": path, "caption": caption} for path, caption in captions.items())

@@ -128,6 +128,7 @@ def test_no_extra(environment, web):
     assert run(environment, "-m", "vidspec", "caption", CLIP, *FEW, "--max-new-tokens", "4")[0] == 0
     for words, name in (
         (("serve",), "vidspec[serve]"),
+        (("review", CLIP), "vidspec[serve]"),
         (("caption", f"{web}/a.tar", "--output-dir", "out"), "vidspec[data]"),
         (("caption", CLIP, "--json"), "vidspec[json]"),
         (("caption", CLIP, "--segment", "scenes"), "vidspec[scenes]"),

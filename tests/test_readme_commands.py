@@ -45,6 +45,7 @@ if __name__ == "__main__":
 ELSEWHERE = {
     r"(pip|pipx|uv) ": "installs; from where is everybody's own",
     r"vidspec serve": "runs until it is ended: tests/serve/test_command.py",
+    r"vidspec review (?!.*-o )": "runs until it is ended: tests/serve/test_command.py",
     r"make caption": "tests/test_readme.py, over an installation that does nothing",
     r"make (test|test-all|test-research|lint|gpu)": "is what runs this, a part of it, and what needs a GPU",
     r"make docs": "packages of its own: tests/test_site.py",

@@ -95,3 +95,24 @@ def test_a_server_and_its_end(tmp_path, monkeypatch):
 def test_options_that_are_refused(options, message, capfd):
     assert cli.main(["serve", "--port", "0", *options] if "--host" not in options else ["serve", *options]) == 2
     assert message in capfd.readouterr().err
+
+
+@pytest.mark.full
+def test_a_review_and_its_end(tmp_path):
+    """Its models are loaded by the first caption that is asked for, and its address is nobody else's."""
+    (tmp_path / "clip.mp4").write_bytes(shipped()[0].read_bytes())
+    words = [sys.executable, "-m", "vidspec", "review", "clip.mp4", "--frames", "2", "--max-new-tokens", "4"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as server:
+        try:
+            line = next(server.stderr)
+            url = re.search(r"reviewing at (http://127\.0\.0\.1:\d+/[\w-]{30,}/) \(Ctrl-C ends\)", line)[1]
+            assert "clip.mp4" in httpx.get(url).text and httpx.get(url.rsplit("/", 2)[0]).status_code == 404
+            answer = httpx.post(f"{url}clips/1/again", json={"prompt": "Describe this video."}, timeout=60)
+            assert answer.status_code == 200 and answer.json()["text"].startswith("[demo] ")
+            saved = httpx.post(f"{url}clips/1/save", json={"text": "By hand.", "version": ""})
+            assert saved.json()["state"] == "foreign" and (tmp_path / "clip.txt").read_text() == "By hand.\n"
+            server.send_signal(signal.SIGINT)
+            assert server.wait(30) == 0
+            assert "loading the built-in models" in server.stderr.read()
+        finally:
+            server.kill()

@@ -30,6 +30,7 @@ from vidspec.cli import (
     profile,
     profiles,
     report_page,
+    review,
     sample,
     serve,
 )
@@ -64,6 +65,7 @@ app.command("sample")(sample.sample)
 app.command("merge")(merge.merge)
 app.command("report")(report_page.report)
 app.command("compare")(compare.compare)
+app.command("review")(review.review)
 app.add_typer(config.app, name="config")
 app.command("profile")(profile.profile)
 app.command("bench")(bench.bench)

@@ -18,7 +18,7 @@ from vidspec.config.run_spec import RunSpec, parse_batch, parse_size
 if TYPE_CHECKING:
     from vidspec.serve.config import ServeConfig
 
-__all__ = ["serve"]
+__all__ = ["listen", "require_packages", "serve"]
 
 #: Options shared with ``vidspec caption``.
 SHARED: tuple[str, ...] = ("profile", "settings", "pair", "target", "draft", "device", "dtype", "weights", "threads")
@@ -76,12 +76,12 @@ def serve(
     from vidspec.cli.typed_settings import with_settings
     from vidspec.errors import UsageError
 
-    _require_packages(fetches=bool(allow_media_domain))
+    require_packages("serve", *(["aiohttp"] if allow_media_domain else []))
     from vidspec.serve.config import ServeConfig
 
     if allow_local_media is not None and not allow_local_media.is_dir():
         raise UsageError(f"--allow-local-media {allow_local_media}: there is no such folder")
-    listener = _listen(host, port)
+    listener = listen(host, port, f"--host {host} --port {port}")
     loopback = _is_loopback(host)
     key = _read_key(api_key)
     if not loopback and key is None:
@@ -149,16 +149,25 @@ def _serve(spec: RunSpec, options: TerminalOptions, config: ServeConfig, listene
     return 0
 
 
-def _require_packages(*, fetches: bool) -> None:
+def require_packages(command: str, *further: str) -> None:
+    """Refuse a command whose server's packages are missing.
+
+    Raises:
+        UsageError: naming one.
+    """
     from vidspec.errors import UsageError
 
-    for module in ("starlette", "uvicorn", *(["aiohttp"] if fetches else [])):
+    for module in ("starlette", "uvicorn", *further):
         if find_spec(module) is None:
-            raise UsageError(f"serve needs {module}, which is not installed", hint="pip install 'vidspec[serve]'")
+            raise UsageError(f"{command} needs {module}, which is not installed", hint="pip install 'vidspec[serve]'")
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Return a socket bound to the address, before models are loaded."""
+def listen(host: str, port: int, named: str) -> socket.socket:
+    """Return a socket bound to an address that the user ``named``, before models are loaded.
+
+    Raises:
+        UsageError: it cannot be had.
+    """
     from vidspec.errors import UsageError
 
     try:
@@ -167,9 +176,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
-        raise UsageError(
-            f"--host {host} --port {port}: {error.strerror}", hint="take another --port, or 0 for a free one"
-        ) from None
+        raise UsageError(f"{named}: {error.strerror}", hint="take another --port, or 0 for a free one") from None
     return listener
 
 

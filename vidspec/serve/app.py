@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hmac
 import json
 import sys
 import time
@@ -14,11 +12,8 @@ from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from starlette.applications import Starlette
-from starlette.authentication import AuthenticationBackend, AuthenticationError
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.authentication import AuthenticationMiddleware
-from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -32,6 +27,7 @@ from vidspec.models.request import CaptionRequest
 from vidspec.serve.answers import ChatAnswer, Metrics
 from vidspec.serve.chat import ChatRequest, parse_chat
 from vidspec.serve.config import ApiError, ServeConfig
+from vidspec.serve.guard import guarded
 from vidspec.serve.media import MediaReader
 
 if TYPE_CHECKING:
@@ -46,8 +42,6 @@ __all__ = ["build_app"]
 
 T = TypeVar("T")
 
-#: Names of this machine, which a page of another host cannot use (DNS rebinding).
-LOCAL = ("localhost", "127.0.0.1", "[::1]")
 #: What the page may load.
 POLICY = (
     "default-src 'none'; connect-src 'self'; img-src data:; media-src blob:; style-src 'unsafe-inline'; "
@@ -336,41 +330,6 @@ async def _while_connected(receive: Receive, work: Awaitable[T]) -> T:
         del task  # its exception's traceback refers to this frame: a cycle that keeps the request
 
 
-class _Refused(ApiError, AuthenticationError):
-    """A request that no route sees."""
-
-
-class _Guard(AuthenticationBackend):
-    """The key for all but ``/health``, and no requests of other hosts' pages."""
-
-    def __init__(self, config: ServeConfig) -> None:
-        self._config = config
-
-    async def authenticate(self, conn: HTTPConnection) -> None:
-        """Return if a request may be answered.
-
-        Raises:
-            _Refused: it may not.
-        """
-        path, host, origin = conn.scope["path"], conn.headers.get("host", ""), conn.headers.get("origin")
-        name = host.rpartition(":")[0] if ":" in host.rpartition("]")[2] else host
-        if self._config.loopback and name.lower() not in LOCAL:
-            raise _Refused("this server answers to localhost only", status=403, code="host")
-        if origin is not None and origin.partition("://")[2] != host:
-            raise _Refused("pages of other hosts may not use this server", status=403, code="origin")
-        if path == "/health" or self._config.api_key is None:
-            return
-        kind, _, given = conn.headers.get("authorization", "").partition(" ")
-        if kind.lower() == "basic":  # a browser's, whose user name does not matter
-            try:
-                given = base64.b64decode(given, validate=True).decode().partition(":")[2]
-            except ValueError:
-                given = ""
-        if not hmac.compare_digest(given.encode(), self._config.api_key.encode()):
-            scheme = {"WWW-Authenticate": "Basic" if path == "/" else "Bearer"}
-            raise _Refused("a wrong or missing API key", status=401, code="invalid_api_key", headers=scheme)
-
-
 def build_app(captioner: Captioner, config: ServeConfig, note: Callable[[str], None] = lambda line: None) -> Starlette:
     """Return the application.
 
@@ -389,7 +348,5 @@ def build_app(captioner: Captioner, config: ServeConfig, note: Callable[[str], N
     if config.page:
         routes += [Route("/", api.page), Route("/samples/{name}", api.sample)]
     handlers = {kind: api.answer_error for kind in (HTTPException, VidspecError, ClientDisconnect, Exception)}
-    guard = Middleware(
-        AuthenticationMiddleware, backend=_Guard(config), on_error=lambda _, error: api.fail(error).response
-    )
+    guard = guarded(config, lambda error: api.fail(error).response)
     return Starlette(routes=routes, lifespan=api.lifespan, exception_handlers=handlers, middleware=[guard])

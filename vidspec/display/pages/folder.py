@@ -12,7 +12,7 @@ from vidspec.display.pages.clip import ClipPage
 from vidspec.display.pages.page import RecordMapping
 from vidspec.escaping import one_line
 
-__all__ = ["MAX_ROWS", "FolderPage", "FolderRow", "Histogram"]
+__all__ = ["MAX_ROWS", "FolderPage", "FolderRow", "Histogram", "folder_row"]
 
 #: Most rows in the table for failed clips, and for captioned ones.
 MAX_ROWS = 2000
@@ -78,7 +78,7 @@ class FolderPage:
         self.failed += failed
         self.demo += bool(record.get("demo"))
         if (self.failed if failed else self.clips - self.failed) <= MAX_ROWS:
-            self.rows.append(_row(self.clips, record))
+            self.rows.append(folder_row(self.clips, record))
         if not failed and len(self.pictured) < MAX_PICTURES:
             kept = {key: record.get(key) for key in ("path", "job")}
             self.pictured[self.clips] = {**kept, "video": {"timestamps": _middle_timestamp(record)}}
@@ -117,7 +117,8 @@ class FolderPage:
         ]
 
 
-def _row(number: int, record: RecordMapping) -> FolderRow:
+def folder_row(number: int, record: RecordMapping) -> FolderRow:
+    """Return the row of a record."""
     clip = ClipPage(record)
     measured, speed = record.get("lengths") or {}, record.get("speed") or {}
     captioned = clip.error is None

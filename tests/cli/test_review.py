@@ -1,0 +1,263 @@
+"""``vidspec review``: captions on disk on a page, saved so that no run replaces them, by nobody but its own page."""
+
+import json
+import os
+import re
+import shutil
+from http.client import HTTPConnection
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("uvicorn")
+from starlette.testclient import TestClient
+
+from tests.fake_captioner import TEXT, FakeCaptioner, record
+from tests.serve.servers import running
+from vidspec.config.run_spec import RunSpec
+from vidspec.embedded.samples import shipped
+from vidspec.files import FileLock
+from vidspec.runs.planning import plan
+from vidspec.runs.review import CaptionFiles
+from vidspec.serve.config import ServeConfig
+from vidspec.serve.review import FreshCaptions, build_review
+
+MINE = "A caption that\nsomebody wrote."
+V2 = ("--template", "v2 {caption}")
+TOKEN = "token-of-the-test"
+
+
+class Page:
+    """The page of a review and what it can do."""
+
+    def __init__(self, *paths, **fields):
+        planned = plan(RunSpec.make({"paths": paths, "format": "txt", **fields}))
+        loads = []
+
+        def caption(path, **asked):
+            self.asked.append((path, asked))
+            return record(path, caption=f"Another of {path}.", demo=True)
+
+        def load():
+            loads.append(1)
+            return SimpleNamespace(caption=caption, close=lambda: loads.append("closed"))
+
+        self.asked, self.loads, self.fresh = [], loads, FreshCaptions(load)
+        app = build_review(CaptionFiles(planned), self.fresh, ServeConfig(), TOKEN, "Captions")
+        self.client = TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
+
+    def rows(self):
+        """State, version and text of each clip."""
+        page = self.client.get(f"/{TOKEN}/").text
+        row = re.compile(
+            r'data-name="(.*?)" data-state="(.*?)" data-version="(.*?)".*?<textarea.*?>\n(.*?)</', re.DOTALL
+        )
+        found = [one.groups() for part in page.split("<article")[1:] if (one := row.search(part))]
+        return {name: (state, version, text) for name, state, version, text in found}
+
+    def save(self, number, text, version, **more):
+        return self.client.post(f"/{TOKEN}/clips/{number}/save", json={"text": text, "version": version}, **more)
+
+
+@pytest.fixture(autouse=True)
+def clips():
+    for name in ("k/a/good.mp4", "k/b/good.mp4", "k/c/good.mp4"):
+        Path(name).parent.mkdir(parents=True)
+        Path(name).write_bytes(b"0123456789")
+
+
+def text_of(name, folder="k"):
+    return Path(f"{folder}/{name}/good.txt").read_text()
+
+
+@pytest.mark.parametrize("more", [(), ("--output-dir", "out")], ids=["beside", "output-dir"])
+def test_a_saved_caption_is_kept_by_the_next_run(vidspec, more):
+    folder, fields = ("out", {"output_dir": "out"}) if more else ("k", {})
+    assert vidspec("caption", "k", "--format", "txt", *more).code == 0
+    page = Page("k", **fields)
+    shown = page.rows()
+    assert {state for state, *_ in shown.values()} == {"written"} and shown["k/a/good.mp4"][2] == TEXT
+    answer = page.save(1, MINE, shown["k/a/good.mp4"][1])
+    assert answer.status_code == 200 and answer.json()["state"] == "edited"
+    assert text_of("a", folder) == MINE + "\n" and page.rows()["k/a/good.mp4"] == (
+        "edited",
+        answer.json()["version"],
+        MINE,
+    )
+    ran = vidspec("caption", "k", "--format", "txt", *more, *V2)
+    assert ran.code == 0 and "1 edited file was kept" in ran.err
+    assert text_of("a", folder) == MINE + "\n" and text_of("b", folder).startswith("v2")
+
+
+def test_a_text_that_a_run_wrote_too_is_kept_once_it_is_saved(vidspec):
+    """A journal knows the last two texts of a file: a saved one that is the same must count as edited all the same."""
+    vidspec("caption", "k", "--format", "txt")
+    first = text_of("a")
+    vidspec("caption", "k", "--format", "txt", *V2)
+    page = Page("k")
+    for number, name, text in ((1, "a", first), (2, "b", text_of("b"))):
+        answer = page.save(number, text, page.rows()[f"k/{name}/good.mp4"][1])
+        assert answer.json()["state"] == "edited" and text_of(name).strip() == text.strip()
+    vidspec("caption", "k", "--format", "txt", "--template", "v3 {caption}")
+    assert text_of("a").strip() == first.strip() and text_of("b").startswith("v2") and text_of("c").startswith("v3")
+
+
+def test_it_shows_what_is_on_the_disk(vidspec):
+    vidspec("caption", "k/a", "k/b", "--format", "txt")
+    Path("k/d").mkdir()
+    Path("k/d/good.mp4").write_bytes(b"x")
+    Path("k/d/good.txt").write_text("<b>by hand</b>")
+    Path("k/b/good.txt").write_text("")
+    Path("k/a/good.mp4").write_bytes(b"another clip")
+    page = Page("k")
+    assert [state for state, *_ in page.rows().values()] == ["superseded", "missing", "missing", "foreign"]
+    assert page.rows()["k/d/good.mp4"][2] == "&lt;b&gt;by hand&lt;/b&gt;"
+    Path("k/a/good.txt").write_text("edited")
+    assert page.rows()["k/a/good.mp4"][0] == "edited"
+
+
+def test_a_caption_that_a_stopped_run_would_replace_is_superseded(vidspec):
+    vidspec("caption", "k", "--format", "txt")
+    before = text_of("a")
+    vidspec("caption", "k", "--format", "txt", *V2)
+    Path("k/a/good.txt").write_text(before)  # a run that is killed after its mark leaves the earlier text
+    assert [state for state, *_ in Page("k").rows().values()] == ["superseded", "written", "written"]
+
+
+def test_a_missing_caption_is_written_and_kept(vidspec):
+    page = Page("k", output_dir="new")
+    assert page.save(3, MINE, "").json()["state"] == "foreign"
+    ran = vidspec("caption", "k", "--format", "txt", "--output-dir", "new")
+    assert "1 file that no run wrote was kept" in ran.err and text_of("c", "new") == MINE + "\n"
+
+
+def test_a_file_that_changed_since_it_was_shown_is_not_replaced(vidspec):
+    vidspec("caption", "k", "--format", "txt")
+    page = Page("k")
+    version = page.rows()["k/a/good.mp4"][1]
+    Path("k/a/good.txt").write_text("by another hand")
+    answer = page.save(1, MINE, version)
+    assert answer.status_code == 409 and "has changed on the disk" in answer.json()["error"]["message"]
+    assert text_of("a") == answer.json()["now"]["text"] == "by another hand"
+    assert page.save(2, MINE, "").status_code == 409, "a file that was not there when it was shown"
+    assert page.save(1, MINE, answer.json()["now"]["version"]).status_code == 200 and text_of("a") == MINE + "\n"
+    Path("k/c/good.txt").unlink()
+    assert page.save(3, MINE, version).status_code == 409 and not Path("k/c/good.txt").exists()
+
+
+def test_nothing_is_saved_while_a_run_writes(vidspec):
+    vidspec("caption", "k", "--format", "txt")
+    page = Page("k")
+    before, version = text_of("a"), page.rows()["k/a/good.mp4"][1]
+    with FileLock(Path(os.path.realpath("k/.vidspec.jsonl"))):
+        answer = page.save(1, MINE, version)
+    assert answer.status_code == 409 and "another run is writing it" in answer.json()["error"]["message"]
+    assert text_of("a") == before and page.save(1, MINE, version).status_code == 200
+
+
+def test_what_is_no_text_is_told_and_never_replaced():
+    Path("k/a/good.txt").write_bytes(b"\xff\xfe\xfa")
+    os.mkfifo("k/b/good.txt")
+    page = Page("k")
+    assert page.client.get(f"/{TOKEN}/").text.count("is not UTF-8 text") == 1
+    assert list(page.rows()) == ["k/c/good.mp4"]
+    for number in (1, 2):
+        assert page.save(number, MINE, "").status_code == 409
+    assert Path("k/a/good.txt").read_bytes() == b"\xff\xfe\xfa"
+
+
+def test_another_caption_is_made_by_models_that_are_loaded_once_and_writes_nothing(vidspec):
+    vidspec("caption", "k", "--format", "txt")
+    page, before = Page("k", prompt=("Who?",)), text_of("b")
+    page.rows()
+    assert page.loads == [] and 'value="Who?"' in page.client.get(f"/{TOKEN}/").text
+    for prompt in ("Where?", "  "):
+        answer = page.client.post(f"/{TOKEN}/clips/2/again", json={"prompt": prompt})
+        assert answer.json() == {"text": "[demo] Another of k/b/good.mp4."}, "as a run would write it"
+    assert [(path, asked["prompt"]) for path, asked in page.asked] == [
+        ("k/b/good.mp4", "Where?"),
+        ("k/b/good.mp4", None),
+    ], "the run's own prompt is the profile's"
+    page.fresh.close()
+    assert page.loads == [1, "closed"] and text_of("b") == before
+
+
+def test_videos_are_sent_in_ranges():
+    answer = Page("k").client.get(f"/{TOKEN}/clips/2", headers={"range": "bytes=2-4"})
+    assert (answer.status_code, answer.content) == (206, b"234")
+    assert answer.headers["content-range"] == "bytes 2-4/10" and answer.headers["content-type"] == "video/mp4"
+
+
+def test_hostile_requests(vidspec):
+    vidspec("caption", "k", "--format", "txt")
+    page, before = Page("k"), text_of("a")
+    version = page.rows()["k/a/good.mp4"][1]
+    for headers in ({"host": "evil.example"}, {"origin": "http://evil.example"}, {"origin": "null"}):
+        assert page.save(1, MINE, version, headers=headers).status_code == 403
+        assert page.client.get(f"/{TOKEN}/", headers=headers).status_code == 403
+        assert page.client.get(f"/{TOKEN}/clips/1", headers=headers).status_code == 403
+    body = {"text": MINE, "version": version}
+    for path in ("/clips/1/save", "/other/clips/1/save", "//clips/1/save", f"/{TOKEN}x/clips/1/save"):
+        assert page.client.post(path, json=body).status_code == 404
+    for path in ("/", "/clips/1", "/other/", "/other/clips/1"):
+        answer = page.client.get(path)
+        assert answer.status_code == 404 and TOKEN not in answer.text
+    names = ("0", "4", "-1", "99999999999999999999", "1.0", "k/a/good.txt", "%2fetc%2fpasswd", "1%00")
+    for name in names:
+        assert page.client.get(f"/{TOKEN}/clips/{name}").status_code == 404
+        assert page.client.post(f"/{TOKEN}/clips/{name}/save", json=body).status_code == 404
+    with running(page.client.app, ServeConfig()) as url:  # no client here takes the dots out of a path
+        for name in ("..", "../..", "%2e%2e", "../../k/a/good.txt", "1/../../../../etc/passwd", "/etc/passwd"):
+            asked = HTTPConnection(url.partition("//")[2])
+            asked.request("GET", f"/{TOKEN}/clips/{name}")
+            assert asked.getresponse().status == 404
+    plain = page.client.post(f"/{TOKEN}/clips/1/save", content=json.dumps(body), headers={"content-type": "text/plain"})
+    assert plain.status_code == 415
+    for wrong in ([], {}, {"text": 1, "version": version}, {"text": MINE}, "x"):
+        assert page.client.post(f"/{TOKEN}/clips/1/save", json=wrong).status_code == 400
+    huge = {"text": "x" * (5 << 20), "version": version}
+    assert page.client.post(f"/{TOKEN}/clips/1/save", json=huge).status_code == 413
+    assert page.client.get(f"/{TOKEN}/clips/1/save").status_code == 405
+    assert text_of("a") == before and page.loads == []
+    policy = page.client.get(f"/{TOKEN}/").headers
+    assert "frame-ancestors 'none'" in policy["content-security-policy"] and policy["referrer-policy"] == "no-referrer"
+
+
+def test_a_page_without_a_server_is_for_reading_only(vidspec):
+    shutil.copy(shipped()[0], "k/a/good.mp4")
+    os.rename("k/a/good.mp4", "k/a/#1 %41.mp4")
+    vidspec("caption", "k", "--format", "txt")
+    ran = vidspec("review", "k", "-o", "page.html")
+    assert (ran.code, ran.err) == (0, "page.html: 3 clips, for reading only\n")
+    page = Path("page.html").read_text()
+    assert "Read-only" in page and page.count(" readonly>") == 3 and "data-do=" not in page.partition("<script>")[0]
+    assert 'src="k/a/%231%20%2541.mp4"' in page and page.count("<dt>tokens/s</dt>") == 3
+    assert FakeCaptioner.made[1:] == []
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("k", "--format", "jsonl"), "--format jsonl: review edits one file of text for each clip"),
+        (("k", "--format", "txt,srt"), "--format txt,srt: review edits one file of text for each clip"),
+        (("k", "--format", "json", "--output-dir", "out"), "--format json: review edits one file of text"),
+        (("k", "-o", "page.txt"), "--output page.txt: must end in .html"),
+        (("https://example.org/clip.mp4",), "https://example.org/clip.mp4: review needs clips that are files"),
+        (("none",), "none: "),
+    ],
+)
+def test_refused_with_a_hint(vidspec, args, message):
+    if args == ("none",):
+        Path("none").mkdir()
+        message = "there is no video"
+    ran = vidspec("review", *args)
+    assert ran.code == 2 and ran.err.startswith(f"error: {message}") and ran.err.count("\n") == 1
+
+
+def test_packages_that_are_missing_are_named(vidspec, monkeypatch):
+    monkeypatch.setattr("vidspec.cli.serve.find_spec", lambda name: None)
+    ran = vidspec("review", "k")
+    assert ran.code == 2 and ran.err == (
+        "error: review needs starlette, which is not installed (pip install 'vidspec[serve]')\n"
+    )

@@ -1,0 +1,122 @@
+"""``vidspec review``: captions on a page of this machine, to read and to edit."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import closing, redirect_stdout, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vidspec.cli.options import TerminalOptions, flatten_options
+from vidspec.config.run_spec import RunSpec
+
+if TYPE_CHECKING:
+    from vidspec.captioner import Captioner
+    from vidspec.runs.job import Job
+    from vidspec.runs.planning import RunPlan
+    from vidspec.runs.review import CaptionFiles
+
+__all__ = ["review"]
+
+#: Options shared with ``vidspec caption``: those that name clips and their files, and those of another caption.
+SHARED: tuple[str, ...] = ("paths", "from_file", "manifest", "include", "exclude", "extensions", "include_images")
+SHARED += ("format", "output_dir", "name", "profile", "settings", "pair", "target", "draft", "device", "dtype")
+SHARED += ("weights", "threads", "frames", "fps", "max_pixels", "prompt", "system", "max_new_tokens", "temperature")
+SHARED += ("quiet", "debug")
+HOST = "127.0.0.1"
+
+
+@flatten_options(*SHARED)
+def review(
+    spec: RunSpec,
+    options: TerminalOptions,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 0,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE.html", help="Write the page for reading only; start no server."),
+    ] = None,
+) -> int:
+    """Show clips beside their caption files on a page of this machine: edit, save, or caption again by another prompt.
+
+    A saved file counts as edited: no later run overwrites it unless --overwrite says so. Name clips and --output-dir
+    as for `vidspec caption --format txt`. Models are loaded when a caption is first asked for. Ctrl-C ends it.
+    """
+    from vidspec.cli.typed_settings import with_settings
+    from vidspec.display.pages.page import check_page
+    from vidspec.runs.planning import plan
+    from vidspec.runs.review import CaptionFiles
+
+    spec = with_settings(spec, options.settings)
+    planned = plan(spec.model_copy(update={"format": spec.format or "txt"}))
+    files = CaptionFiles(planned)
+    title = f"Captions of {', '.join(spec.paths) or 'listed clips'}"
+    if output is None:
+        with redirect_stdout(sys.stderr):
+            return _serve(planned, files, title, port, open_browser=open_browser, quiet=options.quiet)
+    check_page(output, [job.path for job in files.jobs], "--output")
+    return _write(files, title, output, quiet=options.quiet)
+
+
+def _write(files: CaptionFiles, title: str, output: Path, *, quiet: bool) -> int:
+    from urllib.parse import quote
+
+    from vidspec.cli.printed import print_note
+    from vidspec.display.pages.review import write_review
+    from vidspec.events.tally import counted
+    from vidspec.runs.review import STATES, review_rows
+
+    folder = os.path.realpath(output.parent)
+
+    def source(_number: int, job: Job) -> str:
+        return quote(os.fsencode(os.path.relpath(os.path.realpath(job.path), folder)))
+
+    rows = review_rows(files, source)
+    write_review(output, rows, STATES, title)
+    if not quiet:
+        print_note(f"{output}: {counted(len(rows), 'clip')}, for reading only")
+    return 0
+
+
+def _serve(planned: RunPlan, files: CaptionFiles, title: str, port: int, *, open_browser: bool, quiet: bool) -> int:
+    import secrets
+
+    from vidspec.cli.printed import print_note
+    from vidspec.cli.serve import listen, require_packages
+
+    require_packages("review")
+    from vidspec.serve.config import ServeConfig
+    from vidspec.serve.connections import BACKLOG, build_server
+    from vidspec.serve.review import FreshCaptions, build_review
+
+    listener, token = listen(HOST, port, f"--port {port}"), secrets.token_urlsafe(24)
+    # A paused video is not read for a long time; one that plays must not delay the end.
+    config = ServeConfig(timeout=1.0, patience=3600.0)
+    with closing(FreshCaptions(lambda: _load(planned, quiet=quiet))) as fresh:
+        server = build_server(build_review(files, fresh, config, token, title), config)
+        listener.listen(BACKLOG)
+        address = f"http://{HOST}:{listener.getsockname()[1]}/{token}/"
+        print_note(f"reviewing at {address} (Ctrl-C ends)")
+        if open_browser:
+            typer.launch(address)
+        with suppress(KeyboardInterrupt):  # raised again after the server has ended
+            server.run(sockets=[listener])
+    return 0
+
+
+def _load(planned: RunPlan, *, quiet: bool) -> Captioner:
+    """Load the models, with the notes of ``vidspec caption``."""
+    from vidspec.cli import start
+    from vidspec.cli.printed import print_note
+
+    if not quiet:
+        for line in start.demo_notes(planned.profile, planned.prompts, "review"):
+            print_note(line)
+        start.announce(planned.profile)
+    with start.fast_loading():
+        from vidspec.captioner import Captioner
+
+        return Captioner.from_profile(planned.profile)

@@ -1,0 +1,93 @@
+"""The page of captions under review: a clip beside its text in a row each, to be edited if a server saves them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vidspec.display.pages import words
+from vidspec.display.pages.folder import MAX_ROWS, folder_row
+from vidspec.display.pages.page import RecordMapping, render_page
+from vidspec.files import write_whole
+
+__all__ = ["ReviewRow", "render_review", "write_review"]
+
+
+@dataclass(frozen=True)
+class ReviewRow:
+    """A clip with its caption.
+
+    Attributes:
+        number: from 1.
+        name: path of the clip.
+        file: path of its caption file.
+        state: of the file.
+        text: the caption; None if it cannot be shown, for a reason in ``trouble``.
+        version: of the file, by which a save notices that it has changed.
+        source: address of the video, seen from the page.
+        prompt: the question about the clip.
+        record: measurements of the caption, if they are known.
+    """
+
+    number: int
+    name: str
+    file: str
+    state: str
+    text: str | None
+    version: str
+    source: str
+    prompt: str
+    trouble: str = ""
+    record: RecordMapping | None = None
+
+    @property
+    def facts(self) -> Sequence[tuple[str, str]]:
+        """Names and values of what is known of the caption that a run wrote."""
+        if self.record is None:
+            return ()
+        row, job = folder_row(self.number, self.record), self.record.get("job") or {}
+        several = (
+            ("profile", str(self.record.get("profile") or "")),
+            ("target", str((self.record.get("models") or {}).get("target") or "")),
+            ("prompt", str(job.get("prompt") or self.record.get("prompt") or "")),
+            ("ended", row.state),
+            ("tokens", words.number(row.tokens)),
+            ("time", words.time(row.seconds)),
+            ("tokens/s", words.number(row.rate)),
+            (words.LENGTH_NAMES["tau"], words.number(row.tau)),
+            (words.LENGTH_NAMES["acceptance_rate"], words.share(row.accepted)),
+        )
+        return [(name, value) for name, value in several if value not in ("", "-")]
+
+
+def render_review(rows: Sequence[ReviewRow], states: Mapping[str, str], title: str, *, live: bool) -> str:
+    """Return the page.
+
+    Args:
+        rows: all clips; those beyond :data:`MAX_ROWS` are only counted.
+        states: meaning of each state.
+        title: of the page.
+        live: True if a server answers the page, which then can save and caption again.
+    """
+    counts = Counter(row.state for row in rows)
+    return render_page(
+        "review.html",
+        title=title,
+        demo="",
+        rows=rows[:MAX_ROWS],
+        left_out=words.without_row(max(0, len(rows) - MAX_ROWS)),
+        states={state: (counts[state], meaning) for state, meaning in states.items() if counts[state]},
+        meanings=states,
+        live=live,
+    )
+
+
+def write_review(file: Path, rows: Sequence[ReviewRow], states: Mapping[str, str], title: str) -> None:
+    """Write the page for reading only.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    write_whole(file, render_review(rows, states, title, live=False))

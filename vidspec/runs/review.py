@@ -1,0 +1,227 @@
+"""Caption files as they are on disk, for review: read with their states, and replaced by texts of a person."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from vidspec.bounds import LONGEST_PROMPT
+from vidspec.display.pages.review import ReviewRow
+from vidspec.errors import OutputError, UsageError
+from vidspec.escaping import one_line
+from vidspec.events.record import Caption, RecordDict
+from vidspec.files import decode_text, read_whole, write_whole
+from vidspec.runs.file_states import KnownFiles
+from vidspec.runs.inputs import is_shard
+from vidspec.runs.job import Job, JobResult
+from vidspec.runs.journal import Journal, JournalEntry, lock_file
+from vidspec.runs.planning import RunPlan
+from vidspec.runs.records import FileContent, clip_id, content_of, record_of
+from vidspec.runs.renderers import in_order, make_folder
+from vidspec.runs.sidecars import JournalFinder, SidecarNames
+from vidspec.runs.stores import is_url
+
+__all__ = [
+    "STATES",
+    "CaptionFiles",
+    "ChangedOnDiskError",
+    "ReviewState",
+    "ReviewedClip",
+    "check_reviewable",
+    "review_rows",
+]
+
+ReviewState: TypeAlias = Literal["missing", "written", "superseded", "edited", "foreign"]
+#: What each state means.
+STATES: Mapping[str, str] = {
+    "missing": "there is no caption yet",
+    "written": "as a run wrote it",
+    "superseded": "as a run wrote it, but the clip has changed since, or a later run was stopped",
+    "edited": "edited since a run wrote it; runs keep it",
+    "foreign": "written by no run; runs keep it",
+}
+#: Texts that may end a caption file. One of them differs from all that runs wrote, of which a journal knows two.
+_ENDINGS = ("\n", "", "\n\n")
+
+
+@dataclass(frozen=True)
+class ReviewedClip:
+    """A clip with its caption file.
+
+    Attributes:
+        job: the clip.
+        file: its caption file, which may be missing.
+        state: of the file.
+        text: its text without blanks around it; None if it cannot be shown.
+        version: hash of its bytes; empty if there is none.
+        trouble: reason why it cannot be shown.
+        record: the record that a run wrote the file from, if it is known.
+    """
+
+    job: Job
+    file: Path
+    state: ReviewState
+    text: str | None
+    version: str
+    trouble: str = ""
+    record: RecordDict | None = None
+
+
+class ChangedOnDiskError(OutputError):
+    """The file changed since it was shown; ``clip`` is what it is now."""
+
+    def __init__(self, clip: ReviewedClip) -> None:
+        super().__init__(f"{clip.file}: has changed on the disk since it was shown, and was not replaced")
+        self.clip = clip
+
+
+def check_reviewable(planned: RunPlan) -> SidecarNames:
+    """Return the names of the caption files of a planned run.
+
+    Raises:
+        UsageError: clips have no text file of their own, or are not files of this machine.
+    """
+    several = [names for place in planned.destinations for names in place.names]
+    if len(several) != 1 or len(planned.destinations) != 1 or several[0].form.suffix == ".json":
+        message = f"--format {planned.spec.format}: review edits one file of text for each clip"
+        raise UsageError(message, hint="--format txt, which caption and review both take")
+    for job in planned.entries:
+        if job.shard is not None or is_shard(job.path) or is_url(job.path):
+            raise UsageError(f"{job.path}: review needs clips that are files", hint="unpack or fetch them")
+    return several[0]
+
+
+class CaptionFiles:
+    """The caption files of the clips of a run. Threads may share it.
+
+    Args:
+        planned: the run that writes these files; none of it is carried out.
+
+    Raises:
+        UsageError: see :func:`check_reviewable`.
+    """
+
+    def __init__(self, planned: RunPlan) -> None:
+        self._names = check_reviewable(planned)
+        self.jobs: Sequence[Job] = planned.entries
+        self._how, self._settings = planned.how, planned.settings
+        self._saving = threading.Lock()
+
+    def prompt(self, job: Job) -> str:
+        """Return the prompt that the run asks about a clip."""
+        return self._how.prompt_of(job)
+
+    def with_prompt(self, job: Job, prompt: str) -> Job:
+        """Return a job that asks a person's prompt, or the run's, in which values of columns stay plain text."""
+        return self._how.with_fields(job) if prompt == self.prompt(job) else replace(job, prompt=prompt)
+
+    def render(self, job: Job, caption: Caption) -> str:
+        """Return what a run would write into a clip's file for a caption, without blanks around it."""
+        record = record_of(JobResult(caption, None, job), self._settings, FileContent(None, None))
+        return (self._names.form.document([record]) or "").strip()
+
+    def read(self, jobs: Sequence[Job] | None = None) -> Iterator[ReviewedClip]:
+        """Yield clips, all by default, with their files as they are now."""
+        known, find = KnownFiles(), JournalFinder(self._names)
+        journals: dict[Path, Journal] = {}
+        for job in self.jobs if jobs is None else jobs:
+            path = find(job)
+            if path not in journals:
+                journals[path] = Journal(path, read_only=True)
+            yield self._read(job, known, journals[path])
+
+    def _read(self, job: Job, known: KnownFiles, journal: Journal) -> ReviewedClip:
+        file = self._names.path(job)
+        content, text, trouble = b"", None, ""
+        try:
+            content = _content(file)
+            text = decode_text(content).strip()
+        except UnicodeDecodeError:
+            trouble = f"{file}: is not UTF-8 text"
+        except UsageError as error:
+            trouble = error.message
+        found, mark = known.state(file), journal.index.marks.latest(file)
+        version = hashlib.sha256(content).hexdigest() if content else ""
+        parts = {} if mark is None or mark.settings is None else journal.index.parts(clip_id(job), mark.settings)
+        entries = in_order(parts)
+        state: ReviewState = "missing" if found == "free" else found
+        earlier = [one.sha256 for one in journal.index.marks.of(file) if one is not mark]
+        if found == "written" and (version in earlier or not all(_is_of(entry, job) for entry in entries)):
+            state = "superseded"
+        return ReviewedClip(job, file, state, text, version, trouble, entries[0].record() if entries else None)
+
+    def save(self, job: Job, text: str, version: str) -> ReviewedClip:
+        """Write a text of a person into a clip's file and return that; no later run overwrites it unasked.
+
+        Args:
+            job: one of the clips.
+            text: the caption; blanks around it are dropped.
+            version: that of the file as the person saw it.
+
+        Raises:
+            ChangedOnDiskError: the file is no longer as it was seen.
+            UsageError: a run is writing files beside it, or it is no text.
+            OutputError: it cannot be written.
+        """
+        file, text = self._names.path(job), text.strip()
+        with self._saving, self._no_run(job):
+            (now,) = self.read([job])
+            if now.text is None:
+                raise UsageError(f"{now.trouble}, and was not replaced")
+            if now.version != version:
+                raise ChangedOnDiskError(now)
+            make_folder(file.parent)
+            for ending in _ENDINGS:
+                write_whole(file, text + ending)
+                if KnownFiles().state(file) in ("edited", "foreign"):
+                    break
+            (now,) = self.read([job])
+            return now
+
+    @contextmanager
+    def _no_run(self, job: Job) -> Iterator[None]:
+        """Lock the journals of a clip's folder: a run that writes a file meanwhile would not see it edited."""
+        own = JournalFinder(self._names)(job)
+        make_folder(own.parent)
+        with ExitStack() as stack:
+            for path in sorted({own, *own.parent.glob(".vidspec*.jsonl")}):
+                stack.callback(lock_file(Path(os.path.realpath(path)), path).release)
+            yield
+
+
+def review_rows(files: CaptionFiles, source: Callable[[int, Job], str]) -> list[ReviewRow]:
+    """Return the clips as the page shows them; ``source`` gives the address of a video."""
+    return [
+        ReviewRow(
+            number,
+            one_line(clip.job.path),
+            one_line(str(clip.file)),
+            clip.state,
+            clip.text,
+            clip.version,
+            source(number, clip.job),
+            files.prompt(clip.job),
+            one_line(clip.trouble),
+            clip.record,
+        )
+        for number, clip in enumerate(files.read(), 1)
+    ]
+
+
+def _content(file: Path) -> bytes:
+    """Return the bytes of a caption file; none if there is no file."""
+    return read_whole(file, LONGEST_PROMPT, str(file)) if os.path.lexists(file) else b""
+
+
+def _is_of(entry: JournalEntry, job: Job) -> bool:
+    """Return True if a record is of the clip's present content; a hash is computed only where times differ."""
+    known = entry.content
+    return known.same(content_of(job.path)) or (
+        known.sha256 is not None and known.same(content_of(job.path, checksum=True))
+    )

@@ -1,0 +1,179 @@
+"""The web application of ``vidspec review``: clips and their caption files on a page of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import mimetypes
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
+from starlette.routing import Mount, Route
+
+from vidspec.display.pages.review import render_review
+from vidspec.errors import UsageError, VidspecError
+from vidspec.runs.review import STATES, CaptionFiles, ChangedOnDiskError, ReviewedClip, review_rows
+from vidspec.serve.config import ApiError, ServeConfig
+from vidspec.serve.guard import guarded
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from vidspec.captioner import Captioner
+    from vidspec.events.record import Caption
+    from vidspec.runs.job import Job
+
+__all__ = ["FreshCaptions", "build_review"]
+
+#: Headers of every page: it may load and ask only this server, and tells its address, which has the token, to nobody.
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; connect-src 'self'; img-src data:; media-src 'self'; "
+    "style-src 'unsafe-inline'; script-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; "
+    "form-action 'none'",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+#: Most bytes of a request.
+MAX_BODY = 4 << 20
+
+
+class FreshCaptions:
+    """Captions clips one at a time with a captioner that the first of them loads.
+
+    Args:
+        load: loads it.
+    """
+
+    def __init__(self, load: Callable[[], Captioner]) -> None:
+        self._load, self._lock = load, threading.Lock()
+        self._captioner: Captioner | None = None
+
+    def caption(self, job: Job) -> Caption:
+        """Return another caption of a clip.
+
+        Raises:
+            VidspecError: the models cannot be loaded, or the clip cannot be captioned.
+        """
+        with self._lock:
+            if self._captioner is None:
+                self._captioner = self._load()
+            return self._captioner.caption(job.path, prompt=job.prompt, start=job.start, end=job.end)
+
+    def close(self) -> None:
+        """Close the captioner, if one was loaded."""
+        with self._lock:
+            if self._captioner is not None:
+                self._captioner.close()
+
+
+class _Review:
+    """The handlers. A request names a clip by its number only; no path in it is opened."""
+
+    def __init__(self, files: CaptionFiles, fresh: FreshCaptions, title: str) -> None:
+        self._files, self._fresh, self._title = files, fresh, title
+
+    async def page(self, _request: Request) -> Response:
+        """Return the page of all clips as they are now."""
+        rows = await asyncio.to_thread(lambda: review_rows(self._files, lambda number, _: f"clips/{number}"))
+        page = render_review(rows, STATES, self._title, live=True)
+        return HTMLResponse(page, headers=HEADERS)
+
+    async def video(self, request: Request) -> Response:
+        """Return a clip, or a range of its bytes."""
+        path = self._job(request).path
+        if not os.path.isfile(path):
+            raise ApiError("the clip is gone", status=404, code="gone")
+        kind, _ = mimetypes.guess_type(path)
+        known = kind if kind is not None and kind.startswith(("video/", "image/")) else "video/mp4"
+        return FileResponse(path, media_type=known, headers={"X-Content-Type-Options": "nosniff"})
+
+    async def save(self, request: Request) -> Response:
+        """Write a caption, unless its file has changed since it was shown."""
+        job, (text, version) = self._job(request), await _fields(request, "text", "version")
+        clip = await asyncio.to_thread(self._files.save, job, text, version)
+        return JSONResponse(_now(clip))
+
+    async def again(self, request: Request) -> Response:
+        """Caption a clip by another prompt; writes nothing."""
+        job, (prompt,) = self._job(request), await _fields(request, "prompt")
+        asked = self._files.with_prompt(job, prompt.strip() or self._files.prompt(job))
+        caption = await asyncio.to_thread(self._fresh.caption, asked)
+        return JSONResponse({"text": self._files.render(job, caption)})
+
+    def _job(self, request: Request) -> Job:
+        number: int = request.path_params["number"]
+        if not 1 <= number <= len(self._files.jobs):
+            raise ApiError("there is no such clip", status=404, code="clip")
+        return self._files.jobs[number - 1]
+
+    async def answer_error(self, _request: Request, error: Exception) -> Response:
+        """Return an error as JSON; one of a file that has changed, with what it is now."""
+        if isinstance(error, ChangedOnDiskError):
+            refused = ApiError(f"{error.message}; save again to replace it", status=409, code="changed")
+            return JSONResponse({**refused.content, "now": _now(error.clip)}, 409)
+        return _answer(error)
+
+
+def _answer(error: Exception) -> Response:
+    if isinstance(error, ApiError):
+        return error.response
+    if isinstance(error, HTTPException):
+        return ApiError(error.detail.lower(), status=error.status_code, code="http", headers=error.headers).response
+    if isinstance(error, VidspecError):
+        status = 409 if isinstance(error, UsageError) else 400
+        return ApiError(str(error), status=status, code=error.kind).response
+    traceback.print_exception(error, file=sys.stderr)
+    return ApiError("internal error", status=500, code="internal").response
+
+
+def _now(clip: ReviewedClip) -> dict[str, str | None]:
+    return {"state": clip.state, "version": clip.version, "text": clip.text}
+
+
+async def _fields(request: Request, *names: str) -> list[str]:
+    """Return texts of a request's JSON object. The content type is one that other hosts' pages may not send unasked."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise ApiError("the content type must be application/json", status=415)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY:
+            raise ApiError(f"the request has more than {MAX_BODY} bytes", status=413, code="too_large")
+    try:
+        given = json.loads(body)
+    except (ValueError, RecursionError):
+        given = None
+    found = [given.get(name) if isinstance(given, dict) else None for name in names]
+    texts = [one for one in found if isinstance(one, str)]
+    if len(texts) < len(names):
+        raise ApiError(f"the request must be a JSON object with the texts {', '.join(names)}")
+    return texts
+
+
+def build_review(files: CaptionFiles, fresh: FreshCaptions, config: ServeConfig, token: str, title: str) -> Starlette:
+    """Return the application, all of whose addresses begin with a token that other programs and pages do not know.
+
+    Args:
+        files: the caption files.
+        fresh: captions a clip again.
+        config: settings of the server.
+        token: first part of each address.
+        title: of the page.
+    """
+    review = _Review(files, fresh, title)
+    routes = [
+        Route("/", review.page),
+        Route("/clips/{number:int}", review.video),
+        Route("/clips/{number:int}/save", review.save, methods=["POST"]),
+        Route("/clips/{number:int}/again", review.again, methods=["POST"]),
+    ]
+    handlers = {kind: review.answer_error for kind in (HTTPException, VidspecError, Exception)}
+    guard = guarded(config, _answer)
+    return Starlette(routes=[Mount(f"/{token}", routes=routes)], exception_handlers=handlers, middleware=[guard])

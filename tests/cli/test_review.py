@@ -132,6 +132,21 @@ def test_a_missing_caption_is_written_and_kept(vidspec):
     assert "1 file that no run wrote was kept" in ran.err and text_of("c", "new") == MINE + "\n"
 
 
+def test_captions_of_a_jsonl_are_shown_where_there_is_no_file_and_saved_as_one(vidspec):
+    vidspec("caption", "k", "-o", "captions.jsonl")
+    records = Path("captions.jsonl").read_bytes()
+    Path("k/b/good.txt").write_text(MINE)
+    page = Page("captions.jsonl")
+    assert page.rows() == {
+        "k/a/good.mp4": ("missing", "", TEXT),
+        "k/b/good.mp4": ("foreign", page.rows()["k/b/good.mp4"][1], MINE),
+        "k/c/good.mp4": ("missing", "", TEXT),
+    }
+    assert page.client.get(f"/{TOKEN}/").text.count("is the caption in the list") == 2
+    assert page.save(1, MINE, "").status_code == 200 and text_of("a") == MINE + "\n"
+    assert Path("captions.jsonl").read_bytes() == records and not Path("k/c/good.txt").exists()
+
+
 def test_a_file_that_changed_since_it_was_shown_is_not_replaced(vidspec):
     vidspec("caption", "k", "--format", "txt")
     page = Page("k")

@@ -4,6 +4,7 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+from PIL import Image
 
 from tests.display.pages.browser import BROWSER, WHY
 from tests.display.pages.test_browser import CONTRAST
@@ -26,13 +27,14 @@ ALT, CONTROL = 1, 2
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """Three clips, one of them captioned by hand."""
+    """Three clips, one of them captioned by hand, and a picture."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "k").mkdir()
     for name in "abc":
         shutil.copy(shipped()[0], tmp_path / "k" / f"{name}.mp4")
     (tmp_path / "k" / "a.txt").write_text("A red <circle>.\n")
-    return CaptionFiles(plan(RunSpec.make({"paths": ("k",), "format": "txt"})))
+    Image.new("RGB", (32, 16)).save(tmp_path / "k" / "d.png")
+    return CaptionFiles(plan(RunSpec.make({"paths": ("k",), "format": "txt", "include_images": True})))
 
 
 @pytest.fixture
@@ -91,9 +93,9 @@ def test_filters_seeking_and_another_caption(tab, url, tmp_path):
     shown = "[...document.querySelectorAll('.review')].filter(one => !one.hidden).map(one => one.id)"
     for name, value, kind, clips in (
         ("search", "RED circle", "input", ["clip-1"]),
-        ("search", "", "input", ["clip-1", "clip-2", "clip-3"]),
-        ("state", "missing", "change", ["clip-2", "clip-3"]),
-        ("state", "", "change", ["clip-1", "clip-2", "clip-3"]),
+        ("search", "", "input", ["clip-1", "clip-2", "clip-3", "clip-4"]),
+        ("state", "missing", "change", ["clip-2", "clip-3", "clip-4"]),
+        ("state", "", "change", ["clip-1", "clip-2", "clip-3", "clip-4"]),
     ):
         tab.run(f"(one => {{ one.value = '{value}'; one.dispatchEvent(new Event('{kind}')); }})(at('{name}'))")
         assert tab.run(shown) == clips
@@ -104,6 +106,8 @@ def test_filters_seeking_and_another_caption(tab, url, tmp_path):
     assert not (tmp_path / "k" / "c.txt").exists()
     tab.run("(one => { one.preload = 'auto'; one.currentTime = 1; })(document.querySelector('#clip-1 video'))")
     tab.until("(one => one.currentTime === 1 && one.readyState > 1 && !one.seeking)(document.querySelector('video'))")
+    tab.run("document.getElementById('clip-4').scrollIntoView()")
+    tab.until("document.querySelector('#clip-4 > img').naturalWidth === 32")
     assert tab.trouble == []
     assert all(one.startswith((url, "data:")) or one == "about:blank" for one in tab.loads), tab.loads
 
@@ -127,6 +131,8 @@ def test_the_page_from_disk_plays_and_cannot_save(tab, files, tmp_path):
     tab.show(page.as_uri())
     tab.until("document.querySelector('video').readyState > 0")
     assert tab.run("[box(clips[0]).readOnly, document.querySelectorAll('[data-do]').length]") == [True, 0]
+    tab.run("document.getElementById('clip-4').scrollIntoView()")
+    tab.until("document.querySelector('#clip-4 > img').naturalWidth === 32")
     tab.run("at('search').value = 'red'; at('search').dispatchEvent(new Event('input'))")
-    assert tab.run("document.getElementById('count').textContent") == "1 of 3 clips"
+    assert tab.run("document.getElementById('count').textContent") == "1 of 4 clips"
     assert tab.trouble == []

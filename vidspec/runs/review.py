@@ -72,6 +72,12 @@ class ReviewedClip:
     trouble: str = ""
     record: RecordDict | None = None
 
+    @property
+    def listed(self) -> str:
+        """Caption in the list that names the clip, as a JSONL of records, if its file is missing; empty if none."""
+        caption = self.job.columns.get("caption") if self.state == "missing" else None
+        return caption.strip() if isinstance(caption, str) else ""
+
 
 class ChangedOnDiskError(OutputError):
     """The file changed since it was shown; ``clip`` is what it is now."""
@@ -209,6 +215,7 @@ def review_rows(files: CaptionFiles, source: Callable[[int, Job], str]) -> list[
             files.prompt(clip.job),
             one_line(clip.trouble),
             clip.record,
+            clip.listed,
         )
         for number, clip in enumerate(files.read(), 1)
     ]

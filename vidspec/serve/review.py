@@ -34,7 +34,7 @@ __all__ = ["FreshCaptions", "build_review"]
 
 #: Headers of every page: it may load and ask only this server, and tells its address, which has the token, to nobody.
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; connect-src 'self'; img-src data:; media-src 'self'; "
+    "Content-Security-Policy": "default-src 'none'; connect-src 'self'; img-src data: 'self'; media-src 'self'; "
     "style-src 'unsafe-inline'; script-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; "
     "form-action 'none'",
     "Referrer-Policy": "no-referrer",

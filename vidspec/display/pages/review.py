@@ -11,6 +11,7 @@ from vidspec.display.pages import words
 from vidspec.display.pages.folder import MAX_ROWS, folder_row
 from vidspec.display.pages.page import RecordMapping, render_page
 from vidspec.files import write_whole
+from vidspec.video.image import IMAGES
 
 __all__ = ["ReviewRow", "render_review", "write_review"]
 
@@ -29,6 +30,7 @@ class ReviewRow:
         source: address of the video, seen from the page.
         prompt: the question about the clip.
         record: measurements of the caption, if they are known.
+        listed: a caption that is shown in the place of a missing file.
     """
 
     number: int
@@ -41,6 +43,12 @@ class ReviewRow:
     prompt: str
     trouble: str = ""
     record: RecordMapping | None = None
+    listed: str = ""
+
+    @property
+    def is_picture(self) -> bool:
+        """True if a browser shows the clip as a picture, moving or not, rather than as a video."""
+        return Path(self.name).suffix.lower().lstrip(".") in {*IMAGES, "gif"}
 
     @property
     def facts(self) -> Sequence[tuple[str, str]]:

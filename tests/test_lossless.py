@@ -60,6 +60,7 @@ _OWN = {
     "qwen2_vl",
     "smolvlm",
     "qwen2_5_omni",
+    "qwen3_omni_moe",
     "video_llama_3",
     "video_salmonn2_plus",
     "qwen3_vl_moe",

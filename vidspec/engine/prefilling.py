@@ -63,7 +63,7 @@ class Prefilling:
         fitting = uncut[(uncut > start) & (uncut <= end)]
         return int(fitting[-1] if len(fitting) else uncut[uncut > end][0])
 
-    def _open_span(self, room: int, offset: int) -> KVSpan:
+    def _open_span(self, room: int, offset: float) -> KVSpan:
         if self.cached is None:
             return self.engine.open(room, offset)
         span, rows = self.cached

@@ -166,7 +166,7 @@ class EmbeddedPrompt:
         embeds: (1, L, hidden).
         positions: (1, L), or (3, 1, L) under M-RoPE.
         visual: the visual tokens.
-        next_position: rotary position of the first generated token.
+        next_position: rotary position of the first generated token; a fraction in Qwen3-Omni.
         audio: (A,) rows of the audio tokens, sorted; pruning drops none of them.
     """
 
@@ -174,7 +174,7 @@ class EmbeddedPrompt:
     embeds: torch.Tensor
     positions: torch.Tensor
     visual: VisualTokens
-    next_position: int
+    next_position: float
     audio: torch.Tensor = field(default_factory=_no_rows)
 
     @property

@@ -43,7 +43,7 @@ class _CachedSequence:
     span: KVSpan
     rows: torch.Tensor
     prompt: int
-    following: int
+    following: float
 
 
 @dataclass(eq=False)

@@ -29,7 +29,6 @@ KIN = {
     "mllama": ("Llama 3.2 Vision", "llava_next"),
     "molmo2": ("Molmo 2", "qwen3_vl"),
     "qwen2_5_omni_thinker": ("Qwen2.5-Omni's thinker alone", "qwen2_5_omni"),
-    "qwen3_omni_moe": ("Qwen3-Omni", "qwen2_5_omni"),
     "videollama3_qwen2": ("VideoLLaMA 3 with code of its own", "video_llama_3"),
     "video_llava": ("Video-LLaVA", "llava_onevision"),
     "vipllava": ("ViP-LLaVA", "llava"),

@@ -173,7 +173,7 @@ class VideoLanguageModel:
 
     def positions(
         self, token_ids: torch.Tensor, vision: VisionOutput | None, rows: torch.Tensor
-    ) -> tuple[torch.Tensor, int]:
+    ) -> tuple[torch.Tensor, float]:
         """Return the rotary positions of a prompt (L,), (1, L) or (3, 1, L), and that of the first generated token.
 
         ``rows`` (N,) are the rows of the visual tokens.

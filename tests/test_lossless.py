@@ -57,6 +57,7 @@ _OWN = {
     "glm46v",
     "glm4v_moe",
     "internvl",
+    "molmo2",
     "qwen2_vl",
     "smolvlm",
     "qwen2_5_omni",

@@ -43,6 +43,10 @@ class HeadRows:
     next_position: float = 0
 
     @property
+    def mutual(self) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.long)
+
+    @property
     def visual(self) -> _NoVisualRows:
         return _NoVisualRows(torch.empty(0, dtype=torch.long))
 

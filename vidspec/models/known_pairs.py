@@ -45,6 +45,7 @@ PUBLISHED_RULES: Mapping[str, FrameRule] = {
     "llava_onevision": SquareFrames(tokens=14**2, rows=27**2, separators=1),
     "internvl": SquareFrames(tokens=16**2, rows=32**2 + 1),
     "smolvlm": SquareFrames(tokens=9**2, rows=27**2),  # of 2.2B; smaller ones make 8**2
+    "molmo2": SquareFrames(tokens=9**2, rows=27**2),
     "gemma4": TokenGrid(side=48, pool=3, max_tokens=70),
     "gemma4_unified": TokenGrid(side=48, pool=1, max_tokens=70),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _QWEN2_5),

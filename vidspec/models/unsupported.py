@@ -27,7 +27,6 @@ KIN = {
     "llava_onevision1_5": ("LLaVA-OneVision-1.5", "llava_onevision"),
     "minicpmv": ("MiniCPM-V with code of its own", "qwen2_5_vl"),
     "mllama": ("Llama 3.2 Vision", "llava_next"),
-    "molmo2": ("Molmo 2", "qwen3_vl"),
     "qwen2_5_omni_thinker": ("Qwen2.5-Omni's thinker alone", "qwen2_5_omni"),
     "videollama3_qwen2": ("VideoLLaMA 3 with code of its own", "video_llama_3"),
     "video_llava": ("Video-LLaVA", "llava_onevision"),

@@ -26,6 +26,8 @@ KIN = {
     "llava_next_video": ("LLaVA-NeXT-Video", "llava_onevision"),
     "llava_onevision1_5": ("LLaVA-OneVision-1.5", "llava_onevision"),
     "minicpmv": ("MiniCPM-V with code of its own", "qwen2_5_vl"),
+    "minicpmv4_6": ("MiniCPM-V 4.6", "qwen3_5"),
+    "minicpmv4_7": ("MiniCPM-V 4.7", "qwen3_5"),
     "mllama": ("Llama 3.2 Vision", "llava_next"),
     "qwen2_5_omni_thinker": ("Qwen2.5-Omni's thinker alone", "qwen2_5_omni"),
     "videollama3_qwen2": ("VideoLLaMA 3 with code of its own", "video_llama_3"),

@@ -33,7 +33,7 @@ __all__ = [
 #: Families whose published checkpoints have fused blocks, whose passes are replayed.
 FUSED_FAMILIES = frozenset(
     (
-        *("llava", "llava_next", "llava_onevision", "internvl", "smolvlm"),
+        *("llava", "llava_next", "llava_onevision", "internvl", "smolvlm", "molmo2"),
         *("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni", "qwen3_vl", "video_salmonn2_plus", "video_llama_3"),
     )
 )

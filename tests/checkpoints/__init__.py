@@ -22,7 +22,10 @@ RECIPES = {
     "llava_onevision": "llava_onevision",
     **dict.fromkeys(("llava", "llava_next"), "llava"),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), "qwen"),
-    **{name: name for name in ("gemma4", "internvl", "qwen2_5_omni", "smolvlm", "video_llama_3")},
+    **{
+        name: name
+        for name in ("gemma4", "internvl", "molmo2", "qwen2_5_omni", "qwen3_omni_moe", "smolvlm", "video_llama_3")
+    },
     "gemma4_unified": "gemma4",
     **dict.fromkeys(("glm4v", "glm46v", "glm4v_moe"), "glm4v"),
     "video_salmonn2_plus": "video_salmonn",

@@ -167,11 +167,12 @@ def pixels(
     seed: int = 0,
     every: float = 0.7,
     heard: float = 0.0,
+    unit: int = UNIT,
 ) -> Pixels:
     """A clip of noise: ``rows`` x ``columns`` visual tokens for each two frames, a step every ``every`` seconds, of
     which so many are ``heard``."""
     rng = torch.Generator().manual_seed(seed)
-    values, grid = patchify(torch.randn(frames, 3, rows * UNIT, columns * UNIT, generator=rng), model.rules)
+    values, grid = patchify(torch.randn(frames, 3, rows * unit, columns * unit, generator=rng), model.rules)
     made = Pixels(values, grid, tuple(0.25 + every * step for step in range(grid[0])))
     return replace(made, sound=model.spectrum(sound(heard, seed))) if heard else made
 

@@ -41,6 +41,13 @@ CONFIGS = {
         "max_video_tokens": 40,
         "cap_pixels_per_frame": True,
     },
+    "qwen3_omni_moe": {
+        "size": {"shortest_edge": 131072, "longest_edge": 786432},
+        "patch_size": 16,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "cap_pixels_per_frame": False,
+    },
     "glm4v": {"size": {"shortest_edge": 12544, "longest_edge": 47040000}},
     "video_llama_3": {"min_pixels": 12544, "max_pixels": 12845056},
     "video_llama_3-small": {"min_pixels": 3136, "max_pixels": 60000},
@@ -58,6 +65,7 @@ CASES = {
     "low": ("qwen3_vl", 2, 11, 90),
     "squeezed": ("qwen3_vl-small", 7, 180, 320),
     "portrait": ("qwen3_vl-capped", 4, 320, 180),
+    "raised": ("qwen3_omni_moe", 3, 97, 131),
     "pairs": ("glm4v", 3, 97, 131),
     "shrunk": ("glm4v-small", 4, 180, 320),
     "halves": ("video_llama_3-small", 3, 180, 320),
@@ -100,6 +108,7 @@ def processor(config: str):
 
     kinds = {
         "qwen2_5_vl": Qwen2VLVideoProcessor,
+        "qwen3_omni_moe": Qwen2VLVideoProcessor,
         "qwen3_vl": Qwen3VLVideoProcessor,
         "glm4v": Glm46VVideoProcessor,
         "video_llama_3": VideoLlama3VideoProcessor,

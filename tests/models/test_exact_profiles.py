@@ -9,7 +9,7 @@ from vidspec.models import loading
 
 #: A chain, a target that drafts for itself, two contexts; ``check_profiles`` adds a tree, of four clips at once.
 PROFILES = ("uv-sequential", "self-int8", "tabed-mtcp")
-FAMILIES = ("qwen2_vl", "glm4v", "glm4v_moe", "video_llama_3", "gemma4_unified")
+FAMILIES = ("qwen2_vl", "glm4v", "glm4v_moe", "video_llama_3", "gemma4_unified", "molmo2")
 
 
 @pytest.mark.full

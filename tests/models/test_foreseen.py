@@ -8,7 +8,16 @@ from tests.model_pairs import ADAPTERS
 from vidspec.models import preprocess
 from vidspec.video import Clip
 
-FAMILIES = ("llava_onevision", "llava", "llava_next", "qwen2_5_vl", "qwen2_5_omni", "qwen3_vl", "video_salmonn2_plus")
+FAMILIES = (
+    "llava_onevision",
+    "llava",
+    "llava_next",
+    "qwen2_5_vl",
+    "qwen2_5_omni",
+    "qwen3_vl",
+    "qwen3_omni_moe",
+    "video_salmonn2_plus",
+)
 
 
 @pytest.mark.sample(quick=4)

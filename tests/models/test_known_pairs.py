@@ -24,6 +24,7 @@ QWEN = {
     "qwen2_5_vl": {"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14},
     "video_salmonn2_plus": {"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14},
     "qwen2_5_omni": {"min_pixels": 128 * 28**2, "max_pixels": 768 * 28**2, "patch_size": 14},
+    "qwen3_omni_moe": {"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 16},
     **{family: QWEN3 for family in ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")},
     "video_llama_3": {"min_pixels": 12544, "max_pixels": 12845056},
     **{family: GLM for family in ("glm4v", "glm46v", "glm4v_moe")},

@@ -15,6 +15,7 @@ from vidspec.errors import GenerationError
 from vidspec.models.base import Pixels
 from vidspec.models.families.glm4v import Glm4v
 from vidspec.models.families.qwen2_5_vl import Qwen25VL
+from vidspec.models.families.qwen3_omni_moe import Qwen3OmniMoe
 from vidspec.models.families.qwen3_vl import Qwen3VL
 from vidspec.models.families.video_llama_3 import VideoLlama3
 from vidspec.models.preprocess import normalise
@@ -23,6 +24,7 @@ from vidspec.models.preprocess_qwen import GridRules, patches, patchify
 RECORDED = Path(__file__).parent / "fixtures" / "preprocess_qwen.npz"
 TOWERS = {
     "qwen2_5_vl": (Qwen25VL, 14),
+    "qwen3_omni_moe": (Qwen3OmniMoe, 16),
     "qwen3_vl": (Qwen3VL, 16),
     "glm4v": (Glm4v, 14),
     "video_llama_3": (VideoLlama3, 14),

@@ -42,7 +42,15 @@ def written(folder, config):
     return str(folder)
 
 
-@pytest.mark.parametrize(("config", "family", "decoder"), [(MIMO, "qwen2_5_vl", "fused"), (MARLIN, "qwen3_5", "stock")])
+@pytest.mark.parametrize(
+    ("config", "family", "decoder"),
+    [
+        (MIMO, "qwen2_5_vl", "fused"),
+        (MARLIN, "qwen3_5", "stock"),
+        (PUBLISHED["Qwen/Qwen3-Omni-30B-A3B-Instruct"]["config"], "qwen3_omni_moe", "stock"),
+        (PUBLISHED["allenai/Molmo2-4B"]["config"], "molmo2", "fused"),
+    ],
+)
 def test_supported_by_layout(tmp_path, config, family, decoder):
     found = inspect(written(tmp_path, config))
     assert (found.family, found.decoder) == (family, decoder)
@@ -55,6 +63,14 @@ def test_code_of_its_own_is_named_with_the_nearest(tmp_path):
         ModelError, match=r"type KeyeVL1_5 \(Keye-VL 1.5 with code of its own\).*nearest: qwen3_vl, such"
     ):
         inspect(written(tmp_path, KEYE))
+
+
+def test_a_family_without_an_adapter_is_named_with_the_nearest(tmp_path):
+    """Its language model is Qwen3.5's."""
+    with pytest.raises(
+        ModelError, match=r"type minicpmv4_6 \(MiniCPM-V 4.6\) are not supported; nearest: qwen3_5, such"
+    ):
+        inspect(written(tmp_path, {"model_type": "minicpmv4_6"}))
 
 
 def test_names_in_the_table():

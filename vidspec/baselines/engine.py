@@ -66,9 +66,9 @@ def check_blocks(target: VideoLanguageModel) -> None:
     """Check that rows of a prompt can be dropped between two blocks of a target.
 
     Raises:
-        ProfileError: its blocks share keys, and have an input of their own for each row.
+        ProfileError: its blocks share keys and have an input of their own for each row, or earlier rows see later ones.
     """
-    if isinstance(target.decoder, Gemma4Decoder):
+    if isinstance(target.decoder, Gemma4Decoder) or target.at_once:
         raise ProfileError(
             f"lossy.method: blocks of {target.family} cannot go on with fewer rows; nearest valid choice: none"
         )

@@ -31,7 +31,7 @@ class PrunedSpan(KVSpan):
         chosen: (K,) entries of the prompt that the layers from ``whole`` on read; None for all.
     """
 
-    def __init__(self, slab: Slab, room: int, offset: int = 0, whole: int = 0) -> None:
+    def __init__(self, slab: Slab, room: int, offset: float = 0, whole: int = 0) -> None:
         super().__init__(slab, room, offset)
         slab.allocate(self)
         self.missing = [0] * len(slab)

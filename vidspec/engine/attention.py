@@ -263,8 +263,8 @@ class PassAttention:
                 and (count < keys[0].shape[2] or sees is not None)
             ):
                 mask = _additive_mask(count, keys[0].shape[2], sees, rows.span.slab.dtype)
-            places = None if windows is None else _row_places(rows, count)
-            runs = _visual_runs(rows) if mutual and rows.prompt is not None else None
+            runs = None if rows.prompt is None else _visual_runs(rows) if mutual else _mutual_run(rows)
+            places = None if windows is None and runs is None else _row_places(rows, count)
             self._sequences.append(_SequenceRows(writes, keys, values, sees, mask, {}, rows.taps, places, runs))
 
     def __call__(self, layer: int, query: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
@@ -292,8 +292,8 @@ class PassAttention:
         keys, values = part.keys[at], part.values[at]
         if part.taps is not None:
             part.taps.observe_attention(layer, query, keys, self.scaling)
-        window = None
-        if self._windows is not None and part.places is not None and (size := self._windows[layer]) is not None:
+        window, size = None, keys.shape[2] if self._windows is None else self._windows[layer]
+        if part.places is not None and size is not None:
             window = AttentionWindow(size, *part.places, part.runs)
         if layer in self._both_ways and len(query) > 1:
             if window is None or keys.shape[2] <= window.size:
@@ -323,6 +323,19 @@ def _visual_runs(rows: Rows) -> torch.Tensor:
     shown[index[(index >= start) & (index < end)] - start] = 1
     begins = shown.diff(prepend=shown.new_zeros(1)) > 0
     return torch.where(shown > 0, begins.cumsum(0), -1)
+
+
+def _mutual_run(rows: Rows) -> torch.Tensor | None:
+    """Return (n,) 0 for the rows of a prompt stretch that see each other, -1 for others; None if there are none."""
+    assert rows.prompt is not None
+    start, end = rows.stretch
+    index = rows.prompt.mutual.cpu()
+    index = index[(index >= start) & (index < end)]
+    if not len(index):
+        return None
+    run = torch.full((end - start,), -1)
+    run[index - start] = 0
+    return run
 
 
 def _row_places(rows: Rows, count: int) -> tuple[torch.Tensor, torch.Tensor]:

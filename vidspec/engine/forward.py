@@ -72,7 +72,7 @@ class Engine(Generic[M]):
         """Most rows of a prompt in one pass, see :func:`prefill_chunk`."""
         return prefill_chunk(self.model.device, self.model.decoder.numbers)
 
-    def open(self, room: int, offset: int = 0) -> KVSpan:
+    def open(self, room: int, offset: float = 0) -> KVSpan:
         """Open a new sequence, see :meth:`~vidspec.engine.slab.Slab.open`."""
         return self.model.decoder.slab.open(room, offset)
 
@@ -341,7 +341,7 @@ class Engine(Generic[M]):
         """Return rotary positions (axes, R)."""
         device, axes = self.model.device, self.model.decoder.axes
         parts: list[torch.Tensor] = []
-        counted: list[int] = []  # of token rows that are adjacent in the pass
+        counted: list[float] = []  # of token rows that are adjacent in the pass
 
         def flush() -> None:
             if counted:

@@ -38,6 +38,7 @@ FAMILIES = (
     "qwen2_5_omni_text",
     "qwen3",
     "qwen3_vl_text",
+    "molmo2_text",
     "llama",
     "mistral",
 )
@@ -49,6 +50,8 @@ def unsupported_reason(language: StockModel, head: StockModel) -> str | None:
     kind = str(config.model_type)
     if kind not in FAMILIES:
         return f"blocks of {kind} are not fused"
+    if kind == "molmo2_text" and (config.norm_after or config.qk_norm_type != "qwen3"):
+        return "its norms are not where Qwen3 has them"
     if config.hidden_act != "silu":
         return f"activation {config.hidden_act} is not fused"
     if getattr(language.rotary_emb, "rope_type", "default") not in STATIC_ROPE:

@@ -198,7 +198,8 @@ def table_columns(batch: Sequence[TableRows], axes: int, idle: np.ndarray, *, bo
         if parents is not None:
             common = end - len(parents)
             trees.append((first, count, parents))
-        start, split, offset = span.start, span.split, span.offset
+        # Fractions of a position (Qwen3-Omni) are those of stock blocks, which are not replayed.
+        start, split, offset = span.start, span.split, int(span.offset)
         shared += common, end, start, first, split, length - first, start + length - first, offset
         counts.append(count)
         tokens += token_ids

@@ -53,8 +53,10 @@ class Prefilling:
         return Rows(self.span, prompt=self.prompt, stretch=self._stretch, taps=self.taps, states=self.states)
 
     def _stretch_end(self, start: int, end: int) -> int:
-        """Return the end of a stretch, moved so that it cuts no run of visual tokens that see each other."""
-        index = self.prompt.visual.index
+        """Return the end of a stretch, moved so that it cuts no run of rows that see each other."""
+        index, mutual = self.prompt.visual.index, self.prompt.mutual
+        if len(mutual) and int(mutual[0]) < end <= int(mutual[-1]):
+            return int(mutual[-1]) + 1
         if not self.engine.model.decoder.mutual or end == self.prompt.length or not len(index):
             return end
         shown = torch.zeros(self.prompt.length + 1, dtype=torch.bool)
@@ -63,7 +65,7 @@ class Prefilling:
         fitting = uncut[(uncut > start) & (uncut <= end)]
         return int(fitting[-1] if len(fitting) else uncut[uncut > end][0])
 
-    def _open_span(self, room: int, offset: int) -> KVSpan:
+    def _open_span(self, room: int, offset: float) -> KVSpan:
         if self.cached is None:
             return self.engine.open(room, offset)
         span, rows = self.cached

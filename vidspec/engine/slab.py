@@ -102,7 +102,7 @@ class Slab:
         with self._lock:
             return sum(end - start for start, end in self._used.items())
 
-    def open(self, room: int, offset: int = 0) -> KVSpan:
+    def open(self, room: int, offset: float = 0) -> KVSpan:
         """Open an empty sequence.
 
         Args:
@@ -281,7 +281,7 @@ class KVSpan:
     source: KVSpan | None = None
     split: int = 0
 
-    def __init__(self, slab: Slab, room: int, offset: int = 0) -> None:
+    def __init__(self, slab: Slab, room: int, offset: float = 0) -> None:
         self.slab, self.room, self.offset, self.length = slab, room, offset, 0
 
     def make_follower(self) -> KVSpan:

@@ -166,16 +166,18 @@ class EmbeddedPrompt:
         embeds: (1, L, hidden).
         positions: (1, L), or (3, 1, L) under M-RoPE.
         visual: the visual tokens.
-        next_position: rotary position of the first generated token.
+        next_position: rotary position of the first generated token; a fraction in Qwen3-Omni.
         audio: (A,) rows of the audio tokens, sorted; pruning drops none of them.
+        mutual: (M,) rows, sorted, that see each other both ways in every block (Molmo 2).
     """
 
     token_ids: torch.Tensor
     embeds: torch.Tensor
     positions: torch.Tensor
     visual: VisualTokens
-    next_position: int
+    next_position: float
     audio: torch.Tensor = field(default_factory=_no_rows)
+    mutual: torch.Tensor = field(default_factory=_no_rows)
 
     @property
     def length(self) -> int:
@@ -240,7 +242,7 @@ class EmbeddedPrompt:
             deepstack=tuple(level[kept] for level in self.visual.deepstack),
             views=self.visual.views,
         )
-        positions, following = self.positions[..., rows], self.next_position
+        positions, following, mutual = self.positions[..., rows], self.next_position, moved[self.mutual]
         if compact:
             positions = torch.arange(len(rows), device=rows.device).expand_as(positions).clone()
             following = len(rows)
@@ -252,6 +254,7 @@ class EmbeddedPrompt:
             visual=visual,
             next_position=following,
             audio=moved[self.audio],
+            mutual=mutual[mutual >= 0],
         )
 
 

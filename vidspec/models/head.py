@@ -40,7 +40,11 @@ class HeadRows:
 
     embeds: torch.Tensor
     positions: torch.Tensor
-    next_position: int = 0
+    next_position: float = 0
+
+    @property
+    def mutual(self) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.long)
 
     @property
     def visual(self) -> _NoVisualRows:
@@ -187,7 +191,7 @@ class Head(ABC):
 
     @torch.inference_mode()
     def fed(
-        self, embeddings: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, next_position: int = 0
+        self, embeddings: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, next_position: float = 0
     ) -> HeadRows:
         """Build input rows from embeddings and states, both (n, hidden), at positions (axes, n)."""
         rows = torch.cat([embeddings, states], dim=1)[None]

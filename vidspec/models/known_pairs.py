@@ -35,6 +35,7 @@ SPARE = 0.2
 _PUBLISHED = Path(__file__).with_suffix(".yaml")
 _QWEN2_5 = MergedPatches(min_pixels=56**2, max_pixels=12_845_056, max_video_tokens=128_000)
 _OMNI = MergedPatches(min_pixels=128 * 28**2, max_pixels=768 * 28**2, max_video_tokens=128_000)
+_OMNI3 = MergedPatches(min_pixels=128 * 32**2, max_pixels=768 * 32**2, max_video_tokens=128_000, patch=16)
 _QWEN3 = MergedPatches(min_pixels=64**2, max_pixels=25_165_824, max_video_tokens=768, patch=16, whole_clip=True)
 _GLM = MergedPatches(min_pixels=112**2, max_pixels=47_040_000, max_video_tokens=0, whole_clip=True)
 #: Rules of the families, with the settings of the published configs and processors.
@@ -44,10 +45,12 @@ PUBLISHED_RULES: Mapping[str, FrameRule] = {
     "llava_onevision": SquareFrames(tokens=14**2, rows=27**2, separators=1),
     "internvl": SquareFrames(tokens=16**2, rows=32**2 + 1),
     "smolvlm": SquareFrames(tokens=9**2, rows=27**2),  # of 2.2B; smaller ones make 8**2
+    "molmo2": SquareFrames(tokens=9**2, rows=27**2),
     "gemma4": TokenGrid(side=48, pool=3, max_tokens=70),
     "gemma4_unified": TokenGrid(side=48, pool=1, max_tokens=70),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _QWEN2_5),
     "qwen2_5_omni": _OMNI,
+    "qwen3_omni_moe": _OMNI3,
     "video_salmonn2_plus": MergedPatches(56**2, 61_250, max_video_tokens=128_000, full_frames=768),
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN3),
     "video_llama_3": MergedPatches(12_544, 12_845_056, max_video_tokens=0, steps=1, shared=True),  # before compression

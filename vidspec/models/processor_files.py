@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ChatTemplate", "read_processor", "read_template", "read_text", "tokenizer_template"]
 
+#: Keys of the processor itself that say which tokens stand around frames (Molmo 2).
+FRAME_MARKS = ("use_frame_special_tokens", "video_use_col_tokens")
+
 
 def read_text(source: str, name: str) -> str | None:
     """Return the text of a file of a hub id or folder; None if there is no such file."""
@@ -48,7 +51,8 @@ def read_processor(name: str, source: str) -> dict[str, Any]:
             kind="unreadable",
         )
     audio = combined.get("feature_extractor") or (shared if "feature_extractor_type" in shared else None)
-    return {**config, "feature_extractor": audio} if audio else dict(config)
+    marks = {key: combined[key] for key in FRAME_MARKS if key in combined}
+    return {**config, **marks, **({"feature_extractor": audio} if audio else {})}
 
 
 class ChatTemplate(NamedTuple):

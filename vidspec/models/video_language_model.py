@@ -74,6 +74,8 @@ class VideoLanguageModel:
     visual_token: ClassVar[str] = "video_token_id"
     #: Attention implementation of the vision tower, as ``transformers`` names it; None without a tower.
     vision_attention: ClassVar[str | None] = "sdpa"
+    #: True if the rows of the video see each other, so one pass reads them all.
+    at_once: ClassVar[bool] = False
     #: True if the stock model keeps the hidden states of every tower block.
     keeps_blocks: ClassVar[bool] = False
     #: Rule for the number of visual tokens; None in a family that overrides :meth:`visual_tokens`.
@@ -173,7 +175,7 @@ class VideoLanguageModel:
 
     def positions(
         self, token_ids: torch.Tensor, vision: VisionOutput | None, rows: torch.Tensor
-    ) -> tuple[torch.Tensor, int]:
+    ) -> tuple[torch.Tensor, float]:
         """Return the rotary positions of a prompt (L,), (1, L) or (3, 1, L), and that of the first generated token.
 
         ``rows`` (N,) are the rows of the visual tokens.

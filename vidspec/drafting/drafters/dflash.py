@@ -46,6 +46,7 @@ class BlockDraft(DrafterKind):
         head = engine.model
         kept = torch.arange(len(prefix.visual)) if clip.kept is None else clip.kept
         rows = prefix.rows_kept(kept.to(prefix.embeds.device))
+        following: float
         positions, following = rows[None], prefix.length
         if clip.profile.prune.positions == "compact" and len(rows) < prefix.length:
             positions, following = torch.arange(len(rows), device=rows.device)[None], len(rows)

@@ -26,8 +26,6 @@ __all__ = ["ClipTimes", "Qwen25Omni", "interleave", "tmrope"]
 CHAT_TEMPLATE = QWEN_TEMPLATE.replace(
     "<|vision_start|><|video_pad|><|vision_end|>", "<|vision_bos|><|VIDEO|><|vision_eos|>"
 )
-#: Pixel budget of a frame; the processor of ``transformers`` overrides its video processor's config with it.
-MIN_PIXELS, MAX_PIXELS = 128 * 28**2, 768 * 28**2
 #: Default settings of the feature extractor, those of the published one; the bins follow from the tower.
 EXTRACTOR = {
     "sampling_rate": 16000,
@@ -72,11 +70,13 @@ class Qwen25Omni(AudioVisualQwen):
         self.feature_extractor = WhisperFeatureExtractor(feature_size=bins, **settings)
         self.max_sound_s = self.feature_extractor.n_samples / self.feature_extractor.sampling_rate
         per_second = int(config.position_id_per_seconds)
-        self.times = ClipTimes(per_second, int(per_second * config.seconds_per_chunk))
+        self.times = ClipTimes(per_second, int(per_second * getattr(config, "seconds_per_chunk", 2)))
 
     @classmethod
     def rules_of(cls, processor: ProcessorConfig, vision: StockConfig) -> GridRules:
-        return replace(super().rules_of(processor, vision), min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS)
+        """Return the config's rules with the default pixels of a frame, which the library's processor puts over it."""
+        low, high = cls.default_rules.min_pixels, cls.default_rules.max_pixels
+        return replace(super().rules_of(processor, vision), min_pixels=low, max_pixels=high)
 
     def audio_tokens(self, samples: int) -> int:
         return _pooled_length(-(-min(samples, self.feature_extractor.n_samples) // self.feature_extractor.hop_length))
@@ -120,13 +120,16 @@ class Qwen25Omni(AudioVisualQwen):
     def prompt_pieces(self, vision: VisionOutput) -> Sequence[str | range]:
         if vision.audio is None:
             return super().prompt_pieces(vision)
-        order = interleave(self.times.of(vision), len(vision.audio), self.times.chunk)
-        pieces = [self.audio * len(part) if sound else part for sound, part in order]
+        pieces = [self.audio * len(part) if sound else part for sound, part in self.order(vision, len(vision.audio))]
         return [self.opens + self.audio_opens, *pieces, self.audio_closes + self.closes]
+
+    def order(self, vision: VisionOutput, audio: int) -> list[tuple[bool, range]]:
+        """Return the parts of visual tokens and of so many audio tokens in prompt order, True for sound."""
+        return interleave(self.times.of(vision), audio, self.times.chunk)
 
     def positions(
         self, token_ids: torch.Tensor, vision: VisionOutput | None, rows: torch.Tensor
-    ) -> tuple[torch.Tensor, int]:
+    ) -> tuple[torch.Tensor, float]:
         """Return positions (3, 1, L) by :func:`tmrope`."""
         positions, following = tmrope(
             len(token_ids), rows, self._audio_rows(token_ids, vision, rows), vision, self.times

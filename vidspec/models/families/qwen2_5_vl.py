@@ -142,7 +142,7 @@ class Qwen25VL(VideoLanguageModel):
 
     def positions(
         self, token_ids: torch.Tensor, vision: VisionOutput | None, rows: torch.Tensor
-    ) -> tuple[torch.Tensor, int]:
+    ) -> tuple[torch.Tensor, float]:
         """Return positions (3, 1, L) by :func:`mrope`."""
         interval = 0.0 if vision is None else self._interval(vision.seconds)
         positions, following = mrope(len(token_ids), rows, vision, interval)

@@ -16,19 +16,33 @@ from vidspec.models.preprocess_qwen import GridRules, patches
 if TYPE_CHECKING:
     from vidspec.video import Clip
 
-__all__ = ["CHAT_TEMPLATE", "Qwen3VL"]
+__all__ = ["CHAT_TEMPLATE", "DeepstackTower", "Qwen3VL"]
 
 CHAT_TEMPLATE = "{% for message in messages %}" + TURNS
 
 
+class DeepstackTower(Qwen25VL):
+    """Qwen2.5-VL with a tower that projects the output of early blocks too.
+
+    ``VisionOutput.deepstack`` holds the features added after the first blocks of the language model.
+    """
+
+    @property
+    def _mergers(self) -> list[nn.Module]:
+        return [self.tower.merger, *self.tower.deepstack_merger_list]
+
+    def _encode_levels(self, values: torch.Tensor, grid: torch.Tensor) -> list[torch.Tensor]:
+        found = self.model.get_video_features(values, grid)
+        return [found.pooler_output[0], *(level[0] for level in found.deepstack_features)]
+
+
 @families.register("qwen3_vl")
-class Qwen3VL(Qwen25VL):
+class Qwen3VL(DeepstackTower):
     """A ``Qwen3VLForConditionalGeneration``; its prompt is ``<|im_start|>user\\n<|vision_start|>{steps}<|vision_end|>
     {prompt}<|im_end|>\\n<|im_start|>assistant\\n``, each step being
     ``<{time:.1f} seconds><|vision_start|>{step}<|vision_end|>``.
 
     The processor of ``transformers`` 5.23 leaves the outer markers around the steps; that of 4.57 replaced them.
-    ``VisionOutput.deepstack`` holds the features added after the first blocks of the language model.
     """
 
     family = "qwen3_vl"
@@ -52,11 +66,3 @@ class Qwen3VL(Qwen25VL):
         for step, seconds in enumerate(vision.seconds):
             pieces += [f"<{seconds:.1f} seconds>{self.opens}", range(step * each, (step + 1) * each), self.closes]
         return [*pieces, self.closes]
-
-    @property
-    def _mergers(self) -> list[nn.Module]:
-        return [self.tower.merger, *self.tower.deepstack_merger_list]
-
-    def _encode_levels(self, values: torch.Tensor, grid: torch.Tensor) -> list[torch.Tensor]:
-        found = self.model.get_video_features(values, grid)
-        return [found.pooler_output[0], *(level[0] for level in found.deepstack_features)]

@@ -108,7 +108,7 @@ class VideoLlama3(Qwen25VL):
 
     def positions(
         self, token_ids: torch.Tensor, vision: VisionOutput | None, rows: torch.Tensor
-    ) -> tuple[torch.Tensor, int]:
+    ) -> tuple[torch.Tensor, float]:
         """Return positions on one axis."""
         return VideoLanguageModel.positions(self, token_ids, vision, rows)
 

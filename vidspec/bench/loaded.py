@@ -46,7 +46,7 @@ class ModelSource:
         if self.target is not None:
             return self.target, self.draft
         if self.draft is not None:
-            raise UsageError("--draft needs --target", hint="or --pair alone for a built-in pair")
+            raise UsageError("--draft needs --target", hint="name one, or give --pair alone for a built-in pair")
         return tuple(str(loading.embedded_folder(self.pair, role)) for role in ("target", "draft"))  # type: ignore[return-value]
 
     def placement(self) -> Placement:

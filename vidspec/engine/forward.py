@@ -282,7 +282,7 @@ class Engine(Generic[M]):
         if not all([result.finite for result in passed]):
             raise ModelError(
                 f"{self.model.name}: its logits are not finite (NaN or infinite)",
-                hint="damaged weights, or numbers too large for this dtype: fetch it again, or try another --dtype",
+                hint="weights are damaged, or too large for this dtype: fetch them again, or try another --dtype",
                 kind="not_finite",
             )
 

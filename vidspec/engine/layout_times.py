@@ -91,7 +91,9 @@ def choose_float_layout(
     packable, transposable = can_pack(dtype), dtype is torch.float32 and not shared
     if (forced := os.environ.get(VARIABLE)) is not None and forced != "":
         if forced not in _SINGLE:
-            raise DeviceError(f"{VARIABLE}={forced}: no such layout", hint=f"one of {', '.join(_SINGLE)}, or unset it")
+            raise DeviceError(
+                f"{VARIABLE}={forced}: no such layout", hint=f"set it to one of {', '.join(_SINGLE)}, or unset it"
+            )
         usable = {"plain": True, "transposed": transposable, "packed": packable}[forced]
         return forced if usable else "plain"
     if packing == "none" or not packable:

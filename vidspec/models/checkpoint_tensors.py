@@ -98,7 +98,7 @@ def check_report(name: str, report: Mapping[str, Any], hint: str | None = None) 
     if unexpected := sorted(key for key in info.get("unexpected_keys", ()) if not _HARMLESS.search(key)):
         raise ModelError(
             f"{name}: {len(unexpected)} tensors of its files are not part of the model, {unexpected[0]} first",
-            hint="a checkpoint of another architecture, or one whose quantization_config is missing",
+            hint="it may be of another architecture, or lack its quantization_config",
             kind="unreadable",
         )
 

@@ -185,7 +185,7 @@ def load_image_captioner(name: str, where: Placement) -> HubCaptioner:
     if type(config) not in auto_class._model_mapping:
         raise ModelError(
             f"{name}: models of type {config.model_type} caption no images",
-            hint="such as Salesforce/blip-image-captioning-base, florence-community/Florence-2-large-ft",
+            hint="name one such as Salesforce/blip-image-captioning-base or florence-community/Florence-2-large-ft",
             kind="family",
         )
     hint = "weights laid out for a repository's own code do not fit transformers' classes"

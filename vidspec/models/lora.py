@@ -74,7 +74,7 @@ def _read_adapter(adapter: str) -> tuple[dict[str, object], Mapping[str, StoredT
         why = " ".join(str(error).split())
         raise ModelError(
             f"{adapter}: is no adapter that can be read: {why}",
-            hint="a folder with adapter_config.json and adapter_model.safetensors, as PEFT saves a LoRA",
+            hint="name a folder with adapter_config.json and adapter_model.safetensors, as PEFT saves a LoRA",
             kind="unreadable",
         ) from error
     return config, tensors

@@ -142,7 +142,7 @@ def load_mtp(target: VideoLanguageModel) -> MtpHead:
     if not weights:
         raise ModelError(
             f"{target.name}: has no MTP layer: no tensor's name begins with mtp.",
-            hint="a checkpoint of Qwen3.5 that was saved with it, or draft.kind: model",
+            hint="take a checkpoint of Qwen3.5 that was saved with it, or draft.kind: model",
             kind="unreadable",
         )
     language, attention_blocks = (

@@ -92,7 +92,9 @@ def shard_members(
             raise
         return [*members, replace(shard, shard=shard.path, error=error)]
     if not members:
-        raise VideoError(f"{shard.path}: holds no clip", kind="no_frames", hint="a tar of .mp4, .webm, .jpg and such")
+        raise VideoError(
+            f"{shard.path}: holds no clip", kind="no_frames", hint="name a tar of .mp4, .webm, .jpg and such"
+        )
     return members
 
 

@@ -4,6 +4,7 @@ import gc
 import json
 import pickle
 import sys
+import threading
 import weakref
 
 import jsonschema
@@ -13,8 +14,9 @@ import torch
 from tests.checkpoints import checkpoint, readable
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.decoding import plain_step, serving
+from vidspec.decoding import engine_thread, plain_step
 from vidspec.decoding.auto import ROWS
+from vidspec.decoding.tickets import Caller
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.engine.slab import Slab
@@ -22,6 +24,7 @@ from vidspec.errors import ArgumentError, GenerationError, ModelError, VideoErro
 from vidspec.events.events import Finished, InputsReleased, Opened, Prefilled, PrefillProgress, Round
 from vidspec.events.record import RECORD_KEYS
 from vidspec.models import loading
+from vidspec.models.request import CaptionRequest
 from vidspec.runs.schema import record_schema
 
 CLIP = str(shipped()[1])
@@ -94,10 +97,19 @@ def test_the_first_token_is_there_before_the_draft_looks(captioner, record, monk
         return (yield from encode(*args, **options))
 
     monkeypatch.setattr(model, "encode_steps", looking)
+    said, over = [], threading.Event()
+
+    def deliver(event):
+        said.append((event, bool(looked)))
+        if isinstance(event, Finished | Exception):
+            over.set()
+
+    captioner.submit(captioner.read_request(CaptionRequest(CLIP)), Caller(), deliver)
+    assert over.wait(60)
     emitted = 0
-    for event in captioner.stream(CLIP):
+    for event, had_looked in said:
         emitted += isinstance(event, Round)
-        assert bool(looked) == (emitted > 1 or isinstance(event, InputsReleased | Finished))
+        assert had_looked == (emitted > 1 or isinstance(event, InputsReleased | Finished))
     assert event.caption.token_ids == record.token_ids
     one = captioner.caption(CLIP, max_new_tokens=1)
     assert len(looked) == 1 and one.token_ids == record.token_ids[:1] and one.timings["decode"] == 0
@@ -185,7 +197,7 @@ def test_caption_is_the_streams_last_word(captioner, record):
 
 def test_a_prompt_of_several_passes_says_how_far_it_is(captioner, record, monkeypatch):
     monkeypatch.setattr(Engine, "chunk", 16)
-    monkeypatch.setattr(serving, "EVERY", 0.0)
+    monkeypatch.setattr(engine_thread, "EVERY", 0.0)
     events = list(captioner.stream(CLIP))
     read = [event.tokens for event in events if isinstance(event, PrefillProgress)]
     prompt = next(event.prompt_tokens for event in events if isinstance(event, Prefilled))

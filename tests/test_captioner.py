@@ -4,6 +4,7 @@ import gc
 import json
 import pickle
 import sys
+import threading
 import weakref
 
 import jsonschema
@@ -14,8 +15,9 @@ from tests.checkpoints import checkpoint, readable
 from tests.ready_clips import serve_captions
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.decoding import plain_step, serving
+from vidspec.decoding import engine_thread, plain_step
 from vidspec.decoding.auto import ROWS
+from vidspec.decoding.tickets import Caller
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.engine.slab import Slab
@@ -97,10 +99,19 @@ def test_the_first_token_is_there_before_the_draft_looks(captioner, record, monk
         return (yield from encode(*args, **options))
 
     monkeypatch.setattr(model, "encode_steps", looking)
+    said, over = [], threading.Event()
+
+    def deliver(event):
+        said.append((event, bool(looked)))
+        if isinstance(event, Finished | Exception):
+            over.set()
+
+    captioner.submit(captioner.read_request(CaptionRequest(CLIP)), Caller(), deliver)
+    assert over.wait(60)
     emitted = 0
-    for event in captioner.stream(CLIP):
+    for event, had_looked in said:
         emitted += isinstance(event, Round)
-        assert bool(looked) == (emitted > 1 or isinstance(event, InputsReleased | Finished))
+        assert had_looked == (emitted > 1 or isinstance(event, InputsReleased | Finished))
     assert event.caption.token_ids == record.token_ids
     one = captioner.caption(CLIP, max_new_tokens=1)
     assert len(looked) == 1 and one.token_ids == record.token_ids[:1] and one.timings["decode"] == 0
@@ -205,7 +216,7 @@ def test_a_prompt_without_a_video_is_answered_by_the_target_alone(captioner, rec
 
 def test_a_prompt_of_several_passes_says_how_far_it_is(captioner, record, monkeypatch):
     monkeypatch.setattr(Engine, "chunk", 16)
-    monkeypatch.setattr(serving, "EVERY", 0.0)
+    monkeypatch.setattr(engine_thread, "EVERY", 0.0)
     events = list(captioner.stream(CLIP))
     read = [event.tokens for event in events if isinstance(event, PrefillProgress)]
     prompt = next(event.prompt_tokens for event in events if isinstance(event, Prefilled))

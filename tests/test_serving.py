@@ -99,7 +99,7 @@ def test_events_of_a_clip_are_those_it_has_alone(small_captioner, clips):
 
 
 def test_how_the_whole_stands(small_captioner, clips, monkeypatch):
-    monkeypatch.setattr("vidspec.decoding.serving.EVERY", 0.0)
+    monkeypatch.setattr("vidspec.decoding.engine_thread.EVERY", 0.0)
     _, loads = served(small_captioner, arrivals(clips), 4)
     assert max(load.clips for load in loads) == 4 == loads[0].batch
     assert max(load.sequences for load in loads) > 1 and max(load.rows for load in loads) > 4
@@ -211,7 +211,7 @@ def test_a_clip_that_never_fits_is_an_error(small_captioner, clips, monkeypatch)
 
 def test_memory_bounds_how_many_are_let_in(small_captioner, clips, monkeypatch):
     """Where the free memory is not enough for one clip more."""
-    monkeypatch.setattr("vidspec.decoding.serving.EVERY", 0.0)
+    monkeypatch.setattr("vidspec.decoding.engine_thread.EVERY", 0.0)
     monkeypatch.setattr("vidspec.decoding.admission.free_memory", lambda device: 1000)
     seen = []
     for _, said in small_captioner.serve(arrivals(clips), batch=5):
@@ -231,7 +231,7 @@ def test_leaving_early_gives_everything_back(small_captioner, clips):
 
 def test_how_many_at_once_follows_from_what_passes_take(small_captioner, clips, monkeypatch):
     """Where nobody says how many: here twice as many always seem to give twice the tokens, so the most grows."""
-    monkeypatch.setattr("vidspec.decoding.serving.EVERY", 0.0)
+    monkeypatch.setattr("vidspec.decoding.engine_thread.EVERY", 0.0)
     monkeypatch.setattr("vidspec.draft_length.batch.PASSES", 2)
     monkeypatch.setattr("vidspec.draft_length.batch.BatchSize.rate", lambda self, n: n)
     expected, _ = served(small_captioner, arrivals(clips), 1)
@@ -273,7 +273,7 @@ def test_each_clip_draws_from_a_seed_of_its_own(small_captioner, clips):
 def test_a_record_names_the_seed_that_its_tokens_were_drawn_from(small_captioner, clips):
     captioner = under(small_captioner, "ar", **{"generate.temperature": 1.2})
     for path, clip in clips.items():
-        one = captioner.start(CaptionRequest(path, clip, prompt="What moves?"), Trace())
+        one = captioner.start(CaptionRequest(path, clip, prompt="What moves?"), Trace(), captioner.setup)
         run_to_completion(one.steps)
         seed = captioner.caption(path, clip=clip, prompt="What moves?").seed
         assert one.rng.initial_seed() == one.seed == one.events[-1].caption.seed == seed

@@ -4,17 +4,20 @@ import gc
 import itertools
 import os
 import random
+import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from research.world.samples import draw
 from tests.ready_clips import ReadyClips
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.engine import exclusive
 from vidspec.errors import ArgumentError, ClosedError, GenerationError, UsageError, VidspecError
 from vidspec.events.events import Finished, Opened, Prefilled, Restarted, Round
 from vidspec.models.request import CaptionRequest, DialogueTurn
@@ -45,6 +48,12 @@ def served(captioner, path, clip):
     source = ReadyClips([CaptionRequest(path, clip, prompt=prompt, key=prompt) for prompt in QUESTIONS])
     ended = {key: said.caption.token_ids for key, said in captioner.serve(source) if isinstance(said, Finished)}
     return [ended[prompt] for prompt in QUESTIONS]
+
+
+def used(captioner):
+    """Entries of the slabs that are in use once what was abandoned is dropped."""
+    models = captioner.target.model, captioner.draft.model
+    return captioner.engine.call(lambda: sum(model.decoder.slab.used for model in models))
 
 
 def finished(events):
@@ -90,8 +99,7 @@ def test_texts_are_those_of_one_call_at_a_time(small_captioner, clips, name, thr
     with ThreadPoolExecutor(threads) as pool:
         found = list(pool.map(lambda one: CALLS[one[0]](captioner, one[1], clips[one[1]]), work))
     wrong = [one for one, ids in zip(work, found, strict=True) if ids != expected[one]]
-    assert not wrong
-    assert small_captioner.target.model.decoder.slab.used == small_captioner.draft.model.decoder.slab.used == 0
+    assert not wrong and used(small_captioner) == 0
 
 
 def test_calls_at_the_same_time_share_passes(small_captioner, clips, monkeypatch):
@@ -148,38 +156,80 @@ def test_a_closed_stream_frees_its_place_within_a_pass(small_captioner, clips, m
     assert sum(size > 1 for size in sizes[before:]) <= 1 and len(sizes) > before + 10
     monkeypatch.undo()
     assert ids == captioner.caption(second, clip=clips[second]).token_ids
-    assert small_captioner.target.model.decoder.slab.used == 0
+    assert used(small_captioner) == 0
 
 
 def test_an_abandoned_stream_frees_its_place_when_it_is_collected(small_captioner, clips):
     path, clip = next(iter(clips.items()))
-    circle = [small_captioner.stream(path, clip=clip)]
+    circle = [small_captioner.stream(path, clip=clip, max_new_tokens=2000)]
     circle.append(circle)
     assert isinstance(next(circle[0]), Opened) and isinstance(next(circle[0]), Prefilled)
-    assert small_captioner.target.model.decoder.slab.used > 0
+    assert used(small_captioner) > 0
     del circle
     gc.collect()
-    assert small_captioner.target.model.decoder.slab.used == 0
+    assert used(small_captioner) == 0
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_an_interrupted_call_costs_the_others_time_alone(small_captioner, clips, monkeypatch, error):
-    """Ctrl-C in a pass that other clips share, or a bug of the loop: they are read again."""
+def test_ctrl_c_ends_the_call_that_waits_and_no_other(small_captioner, clips, monkeypatch):
+    """At once, though a pass takes its time, which then goes on for the others."""
     first, second, *_ = clips
     expected = small_captioner.caption(first, clip=clips[first]).token_ids
+    turn, passes, go_on = small_captioner.engine.loop.turn, threading.Event(), threading.Event()
 
-    def interrupted(patience):
-        raise error
+    def slow(patience):
+        passes.set()
+        assert go_on.wait(BLOCKED)
+        return turn(patience)
+
+    def press():
+        assert passes.wait(BLOCKED)
+        os.kill(os.getpid(), signal.SIGINT)
 
     held = small_captioner.stream(first, clip=clips[first])
-    assert isinstance(next(held), Opened) and isinstance(next(held), Prefilled)
-    with monkeypatch.context() as patch, pytest.raises(error):
-        patch.setattr(small_captioner._serving.loop, "turn", interrupted)
+    assert isinstance(next(held), Opened)
+    monkeypatch.setattr(small_captioner.engine.loop, "turn", slow)
+    threading.Thread(target=press).start()
+    with pytest.raises(KeyboardInterrupt):
         small_captioner.caption(second, clip=clips[second])
-    events = list(held)
-    again = [event for event in events if isinstance(event, (Restarted, Opened, Prefilled))]
-    assert [type(event) for event in again] == [Restarted, Opened, Prefilled] and finished(events) == expected
-    assert small_captioner.target.model.decoder.slab.used == 0
+    assert not go_on.is_set()
+    go_on.set()
+    assert finished(held) == expected and used(small_captioner) == 0
+    assert small_captioner.caption(first, clip=clips[first]).token_ids == expected
+
+
+def test_a_bug_of_the_loop_ends_the_calls_and_not_the_thread(small_captioner, clips, monkeypatch):
+    first, second, *_ = clips
+
+    def broken(patience):
+        raise LookupError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(small_captioner.engine.loop, "turn", broken)
+        for call in (small_captioner.caption, lambda *one, **more: list(small_captioner.stream(*one, **more))):
+            with pytest.raises(LookupError, match="a bug"):
+                call(first, clip=clips[first])
+    assert small_captioner.caption(second, clip=clips[second]).token_ids and used(small_captioner) == 0
+
+
+def test_the_thread_computes_as_the_one_that_loaded_the_models(small_captioner, clips, monkeypatch):
+    """With its threads of torch, and without gradients; however many captioners of the target there are."""
+    first, *_ = clips
+    captioner, before, found = other(small_captioner), torch.get_num_threads(), []
+    start = captioner.start
+
+    def observed(*asked):
+        found.append((torch.get_num_threads(), torch.is_grad_enabled(), threading.current_thread().name))
+        return start(*asked)
+
+    monkeypatch.setattr(captioner, "start", observed)
+    try:
+        for threads in (before + 1, before):
+            torch.set_num_threads(threads)
+            captioner.caption(first, clip=clips[first])
+    finally:
+        torch.set_num_threads(before)
+    assert found == [(threads, False, "vidspec-engine") for threads in (before + 1, before)]
+    assert captioner.engine is small_captioner.engine
 
 
 def test_an_error_of_one_call_is_its_own(small_captioner, clips, monkeypatch):
@@ -242,76 +292,38 @@ def test_closing_ends_the_calls_of_others(small_captioner, clips):
         with pytest.raises(ClosedError, match=r"closed \(make another") as caught:
             use()
         assert isinstance(caught.value, VidspecError)
-    assert small_captioner.target.model.decoder.slab.used == 0
+    assert used(small_captioner) == 0
     captioner.close()  # once more does nothing
 
 
-class Computing:
-    """Something that a thread computes with."""
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_fork_while_another_thread_computes():
-    """The child has no such thread, which would never release the models."""
-    used, free, taken, over = [Computing()], [Computing()], threading.Event(), threading.Event()
-
-    def use():
-        exclusive.try_acquire(used)
-        taken.set()
-        over.wait(BLOCKED)
-        exclusive.release(used)
-
-    thread = threading.Thread(target=use)
-    thread.start()
-    assert taken.wait(BLOCKED)
+def test_a_fork_after_a_caption_refuses(small_captioner, clips):
+    """The child has no thread that runs the models."""
+    path, clip = next(iter(clips.items()))
+    small_captioner.caption(path, clip=clip)
     child = os.fork()
     if not child:
         code = 1
         try:
-            exclusive.acquire(None, used)
+            small_captioner.caption(path, clip=clip)
         except GenerationError as error:
-            code = 2 if error.kind == "forked" and exclusive.acquire(None, free) else 3
+            code = 2 if error.kind == "forked" else 3
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
-    over.set()
-    thread.join()
-    assert exclusive.acquire(None, used)
-    exclusive.release(used)
+    assert small_captioner.caption(path, clip=clip).token_ids
 
 
-def test_models_are_for_one_thread_at_a_time():
-    """And a thread that holds them does not wait for itself."""
-    one, two = Computing(), Computing()
-    assert exclusive.try_acquire([one, two]) and not exclusive.try_acquire([two])
-    assert exclusive.acquire(None, [one, two])
-    with ThreadPoolExecutor(1) as pool:
-        assert not pool.submit(exclusive.acquire, None, [two], lambda: True).result(BLOCKED)
-        later = pool.submit(exclusive.acquire, None, [two])
-        exclusive.release([one, two])
-        assert later.result(BLOCKED)
-    exclusive.release([two])
-
-
-def test_another_group_gets_its_turn():
-    """A thread that takes the models again at once comes after those that have waited."""
-    models, waits, taken = [Computing()], threading.Event(), []
-    assert exclusive.acquire("one", models)
-
-    def wait_for_turn():
-        exclusive.acquire("other", models, unless=waits.set)  # which is called when it waits, and returns None
-        taken.append("other")
-        exclusive.release(models)
-
-    thread = threading.Thread(target=wait_for_turn)
-    thread.start()
-    assert waits.wait(BLOCKED)
-    exclusive.release(models)
-    exclusive.acquire("one", models)
-    taken.append("one")
-    exclusive.release(models)
-    thread.join(BLOCKED)
-    assert taken == ["other", "one"]
+def test_the_interpreter_ends_in_the_middle_of_a_caption():
+    code = """
+from vidspec import Captioner
+from vidspec.embedded.samples import shipped
+captioner = Captioner.from_profile("ar", overrides={"models.device": "cpu", "video.frames": 4})
+events = captioner.stream(shipped()[0], max_new_tokens=2000)
+print(type(next(events)).__name__, flush=True)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=BLOCKED, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "Opened\n", "")
 
 
 def test_threads_that_share_a_dialogue_take_turns(small_captioner, clips):

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-import threading
-import traceback
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, closing
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from typing_extensions import Unpack
 
 from vidspec.decoding.text_stream import TextStream
-from vidspec.errors import ClosedError, GenerationError
-from vidspec.events.events import Event, Finished, InputsReleased, LoopLoad
-from vidspec.events.wake import WakeEvent
+from vidspec.decoding.tickets import Caller
+from vidspec.events.events import Event, Finished, InputsReleased
 from vidspec.models.prefix_cache import PrefixCache
 from vidspec.models.request import CaptionOptions, CaptionRequest, Question, make_request, prompt_list
 
@@ -31,118 +26,14 @@ __all__ = ["AsyncCaptioner"]
 
 #: Most clips that are read and not prefilled yet; their frames are in memory.
 AHEAD = 8
-
-#: Events of a request, or the exception that ended it.
-EventQueue: TypeAlias = "asyncio.Queue[Event | Exception]"
-
-
-class Ticket:
-    """A submitted request: its events, and the flag by which it is abandoned."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.abandoned = threading.Event()
-        self._events: EventQueue = asyncio.Queue()
-        self._loop = loop
-
-    async def next_event(self) -> Event:
-        """Wait for the next event.
-
-        Raises:
-            Exception: the one that ended the request.
-        """
-        event = await self._events.get()
-        if isinstance(event, Exception):
-            try:
-                raise event
-            finally:
-                del event  # its traceback refers to this frame: a cycle that keeps the request
-        return event
-
-    def deliver(self, event: Event | Exception) -> None:
-        """Add an event, from any thread."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
-
-
-class CaptionService:
-    """Captions submitted requests in a thread of its own, several at a time.
-
-    It is the source of ``Captioner.serve``: ``over`` and ``take`` are called by the service's thread only.
-
-    Args:
-        captioner: its models.
-        batch: most clips at once; None to choose by memory and measured times.
-    """
-
-    def __init__(self, captioner: Captioner, batch: int | None = None) -> None:
-        self._captioner, self._batch = captioner, batch
-        self._wake = WakeEvent()
-        self._arrived: deque[CaptionRequest] = deque()
-        self._tickets: set[Ticket] = set()
-        self._closing = self._captioner_closed = False
-        self._thread = threading.Thread(target=self._run, name="captions", daemon=True)
-        self._thread.start()
-
-    @property
-    def over(self) -> bool:
-        """True once the service is closing and no request is left."""
-        return self._closing and not self._arrived
-
-    def take(self) -> CaptionRequest | None:
-        """Return the next request that is not abandoned; None if there is none now."""
-        while self._arrived:
-            request = self._arrived.popleft()
-            if request.abandoned is None or not request.abandoned.is_set():
-                return request
-        return None
-
-    def submit(self, request: CaptionRequest) -> Ticket:
-        """Submit a request whose clip has been read, from the event loop."""
-        ticket = Ticket(asyncio.get_running_loop())
-        self._tickets.add(ticket)
-        if self._captioner_closed:
-            ticket.deliver(ClosedError())
-        self._arrived.append(replace(request, key=ticket, abandoned=ticket.abandoned))
-        self._wake.set()
-        return ticket
-
-    def abandon(self, ticket: Ticket) -> None:
-        """Free the place of a request; no effect on one that has ended."""
-        ticket.abandoned.set()
-        self._tickets.discard(ticket)
-        self._wake.set()
-
-    def close(self) -> None:
-        """End the thread after the requests that are left."""
-        self._closing = True
-        self._wake.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self.over:
-            try:
-                with closing(self._captioner.serve(self, batch=self._batch, wake=self._wake)) as events:
-                    for key, event in events:
-                        if isinstance(key, Ticket) and not isinstance(event, LoopLoad):
-                            key.deliver(event)
-            except ClosedError as error:
-                self._captioner_closed = True
-                self._fail_all(error)
-                return
-            except Exception:  # a bug: the clips in flight are lost, the server is not
-                traceback.print_exc(file=sys.stderr)
-                self._fail_all(GenerationError("the pass failed", kind="internal"))
-
-    def _fail_all(self, error: Exception) -> None:
-        for ticket in list(self._tickets):
-            ticket.deliver(error)
+#: Seconds between two looks whether all calls have ended, when a server does.
+POLL = 0.01
 
 
 class AsyncCaptioner:
     """A captioner for one event loop; concurrent calls share passes, and a text never depends on other calls.
 
-    A thread captions the clips of all calls. If a call is cancelled, or its iterator closed, the clip's place is free
-    after the running pass.
+    If a call is cancelled, or its iterator closed, the clip's place is free after the running pass.
 
     Args:
         captioner: its models; :meth:`close` closes it.
@@ -151,7 +42,7 @@ class AsyncCaptioner:
 
     def __init__(self, captioner: Captioner, batch: int | None = None) -> None:
         self.captioner = captioner
-        self._service = CaptionService(captioner, batch)
+        self._caller = Caller(batch)
         self._ahead = asyncio.Semaphore(AHEAD)
 
     async def __aenter__(self) -> AsyncCaptioner:
@@ -166,8 +57,9 @@ class AsyncCaptioner:
         await self.drain()
 
     async def drain(self) -> None:
-        """End the thread after the calls in progress; the captioner stays open."""
-        await asyncio.to_thread(self._service.close)
+        """Wait for the calls in progress; the captioner stays open."""
+        while self._caller.unfinished:
+            await asyncio.sleep(POLL)
 
     async def caption(self, path: str | Path, **options: Unpack[CaptionOptions]) -> Caption:
         """Caption one clip, as :meth:`Captioner.caption <vidspec.captioner.Captioner.caption>`."""
@@ -227,16 +119,28 @@ class AsyncCaptioner:
         Args:
             read: returns the request with its frames; called when there is memory for them.
         """
+        events: asyncio.Queue[Event | Exception] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def deliver(event: Event | Exception) -> None:
+            with suppress(RuntimeError):  # the event loop is closed
+                loop.call_soon_threadsafe(events.put_nowait, event)
+
         async with AsyncExitStack() as reading:
             await reading.enter_async_context(self._ahead)
-            ticket = self._service.submit(await read())
+            ticket = self.captioner.submit(await read(), self._caller, deliver)
             try:
                 while True:
-                    event = await ticket.next_event()
+                    event = await events.get()
+                    if isinstance(event, Exception):
+                        try:
+                            raise event
+                        finally:
+                            del event  # its traceback refers to this frame: a cycle that keeps the request
                     if isinstance(event, InputsReleased):
                         await reading.aclose()
                     yield event
                     if isinstance(event, Finished):
                         return
             finally:
-                self._service.abandon(ticket)
+                ticket.cancel()

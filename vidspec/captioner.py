@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,6 @@ from vidspec.config.profiles import Profile
 from vidspec.config.run_spec import split_keywords
 from vidspec.config.user_config import read_config
 from vidspec.decoding import auto
-from vidspec.decoding.admission import MemoryClaim, memory_claims
-from vidspec.decoding.calls import Arrivals, ServingEvents, SingleArrival
 from vidspec.decoding.captioner_models import (
     load_models,
     models_record,
@@ -34,20 +32,20 @@ from vidspec.decoding.captioner_models import (
 from vidspec.decoding.decode import decode
 from vidspec.decoding.default_profile import resolve_profile
 from vidspec.decoding.dialogue import Dialogue
+from vidspec.decoding.engine_thread import EngineThread, Flight
 from vidspec.decoding.many import caption_clips, in_order
 from vidspec.decoding.prompts import caption_prompts
 from vidspec.decoding.sequence import Sequence
-from vidspec.decoding.serving import Serving
 from vidspec.decoding.setup import PLAIN_DECODING, DecodingSetup
 from vidspec.decoding.text_stream import stream_certain_text
+from vidspec.decoding.tickets import Arrivals, Caller, ServingEvents, Ticket, serve
 from vidspec.decoding.workers.slot import DraftProcessSlot
-from vidspec.draft_length.pace import WindowController
 from vidspec.embedded import ships
 from vidspec.engine.decoder import LanguageModel
 from vidspec.engine.device import synchroniser
 from vidspec.engine.forward import Engine
-from vidspec.errors import ArgumentError, ClosedError, GenerationError, UsageError
-from vidspec.events.events import Event, Finished, LoopLoad, Opened
+from vidspec.errors import ArgumentError, ClosedError, GenerationError, UsageError, VidspecError
+from vidspec.events.events import Event, LoopLoad, Opened
 from vidspec.events.record import Caption, ModelsRecord
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
@@ -69,7 +67,8 @@ SETUPS = 64
 class Captioner:
     """A profile with its models loaded; captions any number of clips, several at a time.
 
-    Threads may share it: concurrent calls share passes, and a text never depends on other calls.
+    One thread runs the models (:class:`~vidspec.decoding.engine_thread.EngineThread`). Any thread may call: concurrent
+    calls share passes, and a text never depends on other calls.
 
     Args:
         profile: complete and consistent.
@@ -116,9 +115,8 @@ class Captioner:
             profile, target, None if profile.concurrent else draft, describe, head, self.slot
         )
         self._vision = VisionAhead(self.setup.vision_models)
-        self._setups: dict[str, DecodingSetup] = {}  # by the options of requests
-        overlaps = any(device.type != "cpu" for device in self.devices)
-        self._serving = Serving(synchroniser(*self.devices), overlaps=overlaps)
+        self._setups: dict[tuple[bool, str], DecodingSetup] = {}  # plain or not, by the options of requests
+        self.engine = EngineThread.of(target, *self.devices)
         _ = self.setup.self_draft  # copy weights now, not with the first clip
 
     @property
@@ -132,22 +130,23 @@ class Captioner:
             raise ClosedError
         return self._setup
 
-    def setup_of(self, request: CaptionRequest) -> DecodingSetup:
-        """Return the parts of the profile with a request's own options.
+    def setup_of(self, request: CaptionRequest, *, plain: bool = False) -> DecodingSetup:
+        """Return the parts of the profile, or of plain decoding, with a request's own options.
 
         Raises:
             ProfileError: an option is unknown, or does not fit the profile.
         """
-        setup = self._setup_with(request)
+        setup = self._setup_with(request, plain=plain)
         return setup.for_text if request.text_only else setup
 
-    def _setup_with(self, request: CaptionRequest) -> DecodingSetup:
-        if not request.generate:
+    def _setup_with(self, request: CaptionRequest, *, plain: bool) -> DecodingSetup:
+        if not (request.generate or plain):
             return self.setup
-        key = repr(sorted(request.generate.items()))
+        key = plain, repr(sorted(request.generate.items()))
         setup = self._setups.get(key)
         if setup is None:
-            setup = self.setup.with_generate(request.generate)
+            setup = self.setup.under(profiles.override(self.profile, PLAIN_DECODING)) if plain else self.setup
+            setup = setup.with_generate(request.generate) if request.generate else setup
             if len(self._setups) >= SETUPS:
                 self._setups.clear()
             self._setups[key] = setup
@@ -225,12 +224,12 @@ class Captioner:
         """
         if self._setup is None:
             return
-        self._serving.close()
+        devices, drafter, slot, self._setup = self.devices, self.setup.drafter, self.slot, None
+        self.engine.end_calls(self)
         self._vision.close()
-        if self.slot is not None:
-            self.slot.drop()
-        devices, drafter = self.devices, self.setup.drafter
-        self._setup = self.slot = None
+        if slot is not None:
+            slot.drop()
+        self.slot = None
         self._setups.clear()
         garbage.thaw()
         if any(device.type == "cuda" for device in devices):
@@ -243,15 +242,6 @@ class Captioner:
     def models(self) -> ModelsRecord:
         """Names of target and draft; family, dtype, device and decoder of the target, as in the JSON record."""
         return models_record(self.setup)
-
-    @property
-    def pace(self) -> WindowController | None:
-        """Window controller, which also needs the passes' times; None if there is none."""
-        return self.setup.pace
-
-    def needs(self, request: CaptionRequest) -> list[MemoryClaim]:
-        """Return the memory that a clip needs for each model."""
-        return memory_claims(self.setup_of(request), request)
 
     @property
     def has_feed(self) -> bool:
@@ -292,17 +282,15 @@ class Captioner:
         """Caption one clip; see :meth:`stream`."""
         return self._caption_whole(self._make_request("caption", path, options))
 
-    def _caption_whole(self, request: CaptionRequest) -> Caption:
-        for event in self._caption_one(request, result_only=True):
-            if isinstance(event, Finished):
-                return event.caption
-        raise AssertionError("a stream ends with Finished")
+    def _caption_whole(self, request: CaptionRequest, setup: DecodingSetup | None = None) -> Caption:
+        ticket = self._submit_alone(request, setup, result_only=True)
+        del request  # its frames are released once the models have encoded them
+        return ticket.result()
 
     def baseline(self, path: str | Path, **options: Unpack[CaptionOptions]) -> Caption:
         """Caption a clip by plain decoding of the same target, with the same engine, cache and kernels."""
         request = self._make_request("baseline", path, options)
-        plain = profiles.override(self.profile, PLAIN_DECODING)
-        return Captioner(plain, self.target.model, None, embedded=self.embedded)._caption_whole(request)
+        return self._caption_whole(request, self.setup_of(request, plain=True))
 
     def forget(self) -> None:
         """Drop the texts of earlier clips, for drafters that look tokens up in them."""
@@ -315,20 +303,7 @@ class Captioner:
         clip = video.Clip.of(grey, range(4))
         short = profiles.override(self.setup.profile, {"generate.max_new_tokens": 16})
         for profile in (short, profiles.override(short, PLAIN_DECODING)):
-            draft = self.draft.model if self.draft and profile.drafts_with_a_model else None
-            slot = self.slot if profile.concurrent else None
-            describe = self.setup.describe
-            head = self.setup.head.model if self.setup.head and profile.drafts_with_a_head else None
-            captioner = Captioner(
-                profile,
-                self.target.model,
-                draft,
-                embedded=self.embedded,
-                describe=describe,
-                slot=slot,
-                head=head,
-            )
-            captioner.caption("", clip=clip)
+            self._caption_whole(CaptionRequest("", clip), self.setup.under(profile))
 
     def stream(self, path: str | Path, **options: Unpack[CaptionOptions]) -> Generator[Event, None, None]:
         """Caption one clip, event by event.
@@ -449,20 +424,38 @@ class Captioner:
         read = partial(self.read, request.path, start=request.start, end=request.end)
         return replace(request, clip=read(prompt=request.prompt, generate=request.generate), reread=read)
 
-    def _caption_one(self, request: CaptionRequest, *, result_only: bool = False) -> Generator[Event, None, None]:
-        """Yield the events of one clip, or only its ``Finished``."""
+    def _caption_one(self, request: CaptionRequest) -> Generator[Event, None, None]:
+        """Yield the events of one clip."""
+        ticket = self._submit_alone(request)
+        del request  # its frames are released once the models have encoded them
+        yield from ticket.events()
+
+    def _submit_alone(
+        self, request: CaptionRequest, setup: DecodingSetup | None = None, *, result_only: bool = False
+    ) -> Ticket:
+        """Read a clip and submit it as the only one of its caller."""
         trace = Trace(synchroniser(*self.devices))
         if request.clip is None:
             with trace.span("decode_video"):
                 request = self.read_request(request)
-        arrivals = SingleArrival(request)
-        del request  # its frames are released once the models have encoded them
-        with closing(self._serving.run(self, arrivals, batch=1, trace=trace, result_only=result_only)) as events:
-            for _, event in events:
-                if isinstance(event, Exception):
-                    raise event
-                if not isinstance(event, LoopLoad):
-                    yield event
+        ticket = Ticket(self.engine.wake, result_only=result_only)
+        setup = setup or self.setup_of(request)
+        return self.engine.submit(Flight(ticket, Caller(1), self, setup, request, trace))
+
+    def submit(self, request: CaptionRequest, caller: Caller, deliver: Callable[[Event | Exception], None]) -> Ticket:
+        """Submit a clip that has been read, one of several of a caller.
+
+        Args:
+            request: the clip.
+            caller: limits how many of its clips are decoded at once.
+            deliver: called in the engine's thread with each event, at the end ``Finished`` or the exception.
+        """
+        ticket = Ticket(self.engine.wake, deliver)
+        try:
+            return self.engine.submit(Flight(ticket, caller, self, self.setup_of(request), request))
+        except VidspecError as error:
+            deliver(error)
+            return ticket
 
     def serve(self, arrivals: Arrivals, *, batch: int | None = None, wake: WakeEvent | None = None) -> ServingEvents:
         """Caption clips as they arrive, several at a time: each pass of a model serves all clips that wait for it.
@@ -478,7 +471,10 @@ class Captioner:
             Events with the key of their clip: those of :meth:`stream`, or instead of the last the exception that ended
             the clip. Between them, with the key None, the load. Closing the iterator abandons unfinished clips.
         """
-        return self._serving.run(self, arrivals, batch=batch, wake=wake)
+        return serve(self.submit, arrivals, batch, wake or WakeEvent(), self._load)
+
+    def _load(self, caller: Caller) -> LoopLoad:
+        return caller.load(len(self.engine.loop), self.setup.slab)
 
     def read(
         self,
@@ -573,19 +569,20 @@ class Captioner:
         ahead, return_probs = self._vision.take(request.frames), request.return_probs or self.return_probs
         return replace(request, prompt=prompt, system=system, ahead=ahead, return_probs=return_probs)
 
-    def start(self, request: CaptionRequest, trace: Trace) -> Sequence:
+    def start(self, request: CaptionRequest, trace: Trace, setup: DecodingSetup) -> Sequence:
         """Return the sequence of a clip whose frames have been read; its events are those of :meth:`stream`.
 
         Args:
             request: the clip.
             trace: times all work on the clip.
+            setup: the parts that decode it.
         """
         sequence, clip = Sequence(request, trace), request.clip
         if clip is not None and not request.text_only:
             times, demo = tuple(float(t) for t in clip.timestamps), ships(self.target.model.source)
             thumbnails = draw_thumbnails(clip.frames, times)
             sequence.emit(Opened(request.path, clip.facts, len(clip.frames), times, demo, thumbnails))
-        sequence.steps = decode(sequence, self.setup_of(request), self._with_defaults, self._can_estimate)
+        sequence.steps = decode(sequence, setup, self._with_defaults, self._can_estimate)
         return sequence
 
     def _can_estimate(self, sequence: Sequence) -> bool:

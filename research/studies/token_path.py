@@ -26,8 +26,8 @@ ROOT = Path(vidspec.__file__).parent
 MEASURING = (
     "draft_length/",
     "events/trace.py",
-    "decoding/serving.py: Serving.__init__",
-    "decoding/serving.py: Serving._record_pass",
+    "decoding/engine_thread.py: EngineThread._record_pass",
+    "decoding/tickets.py: Caller.add_pass",
 )
 #: Parts of functions.
 INNER = ("<lambda>", "<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<module>")

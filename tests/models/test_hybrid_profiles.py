@@ -11,7 +11,7 @@ from tests.ready_clips import read_requests, serve_captions
 from tests.tiers import full_but, in_turn
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.decoding.admission import SHARE, has_room
+from vidspec.decoding.admission import SHARE, has_room, memory_claims
 from vidspec.embedded.samples import shipped
 from vidspec.errors import ProfileError
 from vidspec.models import loading
@@ -80,9 +80,9 @@ def test_admission_counts_states(pair, monkeypatch):
     request = CaptionRequest("", SimpleNamespace(frames=np.zeros((8, 40, 60, 3), np.uint8), sound=None))
     decoder, draft = pair[0].decoder, pair[1].decoder
     tokens = pair[0].visual_tokens(8, 40, 60) + pair[0].text_tokens(plain.profile.generate.prompt)
-    (claim,) = plain.needs(request)
+    (claim,) = memory_claims(plain.setup, request)
     assert claim.entries == tokens + plain.setup.room and claim.tower > claim.prompt > 0
-    both = drafted.needs(request)
+    both = memory_claims(drafted.setup, request)
     assert [one.model.decoder for one in both] == [decoder, draft]
     assert {one.entries for one in both} == {tokens + drafted.setup.room}
     for one, states in ((claim, decoder.state_bytes), (both[1], draft.state_bytes)):

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tests.decoding.test_admission import FRAMES, captioner, clip
+from vidspec.decoding.admission import memory_claims
 from vidspec.models.frame_rules import SquareFrames
 from vidspec.models.known_pairs import KnownModel, MemoryWorkload
 from vidspec.models.memory_estimate import BUDGET, PROMPT, ModelSizes, clip_memory
@@ -34,7 +35,7 @@ def test_a_listed_model_counts_as_a_loaded_one():
     loaded = load.memory(sizes_of(type(model), model.model, model.decoder, model.device), model.frame_rule)
     listed = KnownModel("", "llava_onevision", layers=28, kv_heads=4, head_dim=128)
     assert loaded.kv == listed.kv_bytes(load)
-    claim = made.needs(clip(0))[0]
+    claim = memory_claims(made.setup, clip(0))[0]
     text = claim.entries - model.visual_tokens(FRAMES, 384, 384) - made.setup.room
     assert loaded.prompt - claim.prompt == (PROMPT - text) * 3584 * 2 and loaded.tower == claim.tower
     one = model.clip_memory((1, 384, 384), 197, 220, 512)

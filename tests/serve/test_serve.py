@@ -22,10 +22,8 @@ from tests.serve.servers import asked, data_url, serving
 from tests.tiers import full_but
 from vidspec import cli
 from vidspec.captioner import Captioner
-from vidspec.decoding.calls import SingleArrival
 from vidspec.embedded.samples import shipped
-from vidspec.events.events import Round
-from vidspec.models.request import CaptionRequest, DialogueTurn
+from vidspec.models.request import DialogueTurn
 from vidspec.serve.chat import ChatRequest
 from vidspec.serve.media import MediaReader
 from vidspec.video.base import Clip
@@ -379,19 +377,6 @@ def test_media_are_in_no_file_that_a_killed_server_would_leave(captioner, monkey
         whole, frames = ask(url, asked(GOOD)), ask(url, asked(*urls, kind="image_url"))
         assert whole.json()["choices"][0]["message"]["content"] == expected and frames.status_code == 200
     assert seen == [[], [], []] and len(os.listdir("/proc/self/fd")) <= descriptors
-
-
-def test_an_abandoned_request_ends_within_a_pass(captioner):
-    gone, after, slab = threading.Event(), 0, captioner.target.model.decoder.slab
-    used = slab.used  # by servers of other tests, which keep recent videos
-    options = {"max_new_tokens": 400, "presence_penalty": 1.0}
-    request = CaptionRequest("clip.mp4", captioner.read(CLIPS[0]), generate=options, abandoned=gone)
-    for _, event in captioner.serve(SingleArrival(request), batch=1):
-        if isinstance(event, Round):
-            after += gone.is_set()
-            gone.set()
-    assert gone.is_set() and after <= 1
-    assert slab.used == used
 
 
 def test_a_request_that_takes_too_long(captioner):

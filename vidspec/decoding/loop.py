@@ -104,7 +104,7 @@ class Loop:
     ) -> None:
         self.now, self.on_pass, self.wake, self.synchronise = now, on_pass, wake or WakeEvent(), synchronise
         self._clients: dict[Hashable, LoopClient] = {}
-        self._encoded_last, self._overlaps = False, overlaps
+        self._encoded_last, self.overlaps = False, overlaps
         self._leaving: list[LoopClient] = []  # that left work for later
         self._reported: list[LoopClient] = []  # whose work has been done since the last turn
 
@@ -123,7 +123,7 @@ class Loop:
         if client.key in self._clients:
             raise ValueError(f"{client.key!r} is in flight already")
         self._clients[client.key] = client
-        client.over, client.error, client.request, client.overlaps = False, None, None, self._overlaps
+        client.over, client.error, client.request, client.overlaps = False, None, None, self.overlaps
         self._resume(client)
 
     def drop(self, key: Hashable) -> None:

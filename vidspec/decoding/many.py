@@ -16,7 +16,7 @@ from vidspec.events.wake import WakeEvent
 from vidspec.models.request import CaptionRequest
 
 if TYPE_CHECKING:
-    from vidspec.decoding.calls import ServingEvents
+    from vidspec.decoding.tickets import ServingEvents
 
 __all__ = ["ReadAhead", "caption_clips", "in_order"]
 

@@ -13,7 +13,7 @@ from vidspec.models.prefix_cache import PrefixCache
 from vidspec.models.request import CaptionRequest, Question
 
 if TYPE_CHECKING:
-    from vidspec.decoding.calls import Arrivals, ServingEvents
+    from vidspec.decoding.tickets import Arrivals, ServingEvents
     from vidspec.events.record import Caption
 
 __all__ = ["PromptQueue", "caption_prompts"]

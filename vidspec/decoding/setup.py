@@ -40,6 +40,7 @@ from vidspec.schedule import schedules
 if TYPE_CHECKING:
     from vidspec.decoding.sequence import ScheduleFunction
     from vidspec.decoding.workers.slot import DraftProcessSlot
+    from vidspec.engine.slab import Slab
 
 __all__ = ["PLAIN_DECODING", "DecodingSetup"]
 
@@ -132,6 +133,17 @@ class DecodingSetup:
             _build_lossy(profile, target),
         )
 
+    def under(self, profile: Profile) -> DecodingSetup:
+        """Return the parts of another profile with the same models, as far as it uses them."""
+        return DecodingSetup.of(
+            profile,
+            self.target.model,
+            self.draft.model if self.draft is not None and profile.drafts_with_a_model else None,
+            self.describe if profile.describes else None,
+            self.head.model if self.head is not None and profile.drafts_with_a_head else None,
+            self.slot,
+        )
+
     def with_generate(self, options: Mapping[str, object]) -> DecodingSetup:
         """Return a setup with other values for keys of the profile's section ``generate``; it shares all models.
 
@@ -149,8 +161,7 @@ class DecodingSetup:
     def for_text(self) -> DecodingSetup:
         """Setup of prompts without a video: the target's plain decoding, without a schema for the answer."""
         keys = {**PLAIN_DECODING, "generate.json_schema": None, "generate.fields": ()}
-        plain = DecodingSetup.of(profiles.override(self.profile, keys), self.target.model, None, None)
-        return replace(plain, target=self.target)
+        return replace(self.under(profiles.override(self.profile, keys)), target=self.target)
 
     @cached_property
     def self_draft(self) -> Engine[VideoLanguageModel] | None:
@@ -164,6 +175,11 @@ class DecodingSetup:
         if precision == "int8" or precision == "int4":
             return Engine(self.target.model.quantised_copy(precision))
         return self.target
+
+    @property
+    def slab(self) -> Slab:
+        """Keys and values of the target."""
+        return self.target.model.decoder.slab
 
     @property
     def vision_models(self) -> list[VideoLanguageModel]:

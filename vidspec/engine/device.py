@@ -32,7 +32,6 @@ __all__ = [
     "slab_budget",
     "synchroniser",
     "to_device",
-    "use_half_the_cores",
     "use_one_core",
 ]
 
@@ -81,21 +80,6 @@ def replay_refusal(device: torch.device) -> str | None:
     except RuntimeError as error:
         return f"ROCm captures no pass here: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
     return None if same else "ROCm replays a captured pass with other results"
-
-
-@contextmanager
-def use_half_the_cores() -> Iterator[None]:
-    """Limit torch in this thread to half of its cores, leaving the rest to others.
-
-    OpenMP threads busy-wait for each other: with more threads than cores, one thread fewer does more. (Two threads
-    next to a vision thread, on two cores: a tenth of the speed of one.)
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(max(1, before // 2))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class CoreSharing:

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import threading
+from queue import Empty, SimpleQueue
 
 __all__ = ["WakeEvent"]
 
 
 class WakeEvent:
-    """Wakes a loop that waits; may be set from any thread.
-
-    Attributes:
-        relay: another event to set too, for a loop that may wait on that one instead.
-    """
+    """Wakes a loop that waits; may be set from any thread, and by a finaliser in the middle of any other call."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
-        self.relay: WakeEvent | None = None
+        self._tokens: SimpleQueue[None] = SimpleQueue()  # re-entrant, as ``threading.Event`` is not
 
     def set(self) -> None:
         """Wake the loop."""
-        self._event.set()
-        if (relay := self.relay) is not None:
-            relay.set()
+        if self._tokens.empty():
+            self._tokens.put(None)
 
     def wait(self, timeout: float | None) -> bool:
         """Wait until the event is set, at most ``timeout`` seconds, and clear it; return True if it was set."""
-        was_set = self._event.wait(timeout)
-        self._event.clear()
-        return was_set
+        try:
+            self._tokens.get(timeout=timeout)
+        except Empty:
+            return False
+        return True

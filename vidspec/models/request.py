@@ -17,7 +17,6 @@ from vidspec.escaping import without_marks
 from vidspec.registry import nearest
 
 if TYPE_CHECKING:
-    from threading import Event
     from typing import Self
 
     from vidspec.models.base import Pixels, VisionOutput
@@ -98,8 +97,6 @@ class CaptionRequest:
         reread: reads the frames again, for a repetition of the clip; if given, frames are released after encoding.
         generate: keys of the profile's section ``generate`` with values of their own for this request.
         estimates_speedup: estimate the decode speed-up, as ``Captioner.estimates_speedup`` does for all.
-        abandoned: set by the caller to abandon the clip, whose place is free after the running pass; it gets no more
-            events.
     """
 
     path: str
@@ -120,7 +117,6 @@ class CaptionRequest:
     reread: Callable[[], Clip] | None = None
     generate: Mapping[str, object] = field(default_factory=dict)
     estimates_speedup: bool = False
-    abandoned: Event | None = None
 
     def seed(self, run: int) -> int:
         """Return the seed of this request's random numbers, below 2^48 so that JSON readers keep it exact.

@@ -7,6 +7,7 @@ either token may win (docs/research/metrics.md, Losslessness). Any other differe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -26,7 +27,7 @@ EPSILON = 2**-5
 def is_near_tie(captioner: Captioner, request: CaptionRequest, one: Sequence[int], other: Sequence[int]) -> bool:
     """Return True if two captions first differ at a near-tie. Arguments as in :func:`logit_gap`."""
     limit = tie_limit(captioner.target.model.dtype, captioner.target.model.device)
-    return limit > 0 and logit_gap(captioner, request, one, other) <= limit
+    return limit > 0 and captioner.engine.call(partial(logit_gap, captioner, request, one, other)) <= limit
 
 
 def tie_limit(dtype: torch.dtype, device: torch.device) -> float:
@@ -44,7 +45,7 @@ def logit_gap(captioner: Captioner, request: CaptionRequest, one: Sequence[int],
     """Return the gap of the target's logits where two captions first differ, recomputed after their shared tokens.
 
     Args:
-        captioner: captioner with the target.
+        captioner: captioner with the target, which has no clip in flight, or the thread of which makes this call.
         request: the clip with its frames.
         one, other: token ids.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from vidspec.decoding.schedules.autoregressive import plain_round
 from vidspec.decoding.sequence import Sequence
 from vidspec.engine.requests import Steps
-from vidspec.events.events import Round
+from vidspec.events.events import Origin, Round
 from vidspec.schedule import Schedule, schedules
 
 if TYPE_CHECKING:
@@ -59,16 +59,21 @@ def sequential(sequence: Sequence) -> Steps[None]:
             window.update(len(draft.tokens), len(verdict.path))
         tokens, over = limits.cut(verdict.tokens, sequence.token_ids)
         measured = trace.elapsed() - sequence.text_start, draft_s, gamma if window is not None else 0
-        sequence.emit_round(tokens, partial(_make_round, sequence, tokens, verdict, *measured), last=over)
+        sequence.emit_round(tokens, partial(_make_round, sequence, drafter.origin, tokens, verdict, *measured), last=over)
 
 
 def _make_round(
-    sequence: Sequence, tokens: tuple[int, ...], verdict: Verdict, elapsed: float, draft_s: float, gamma: int
+    sequence: Sequence,
+    drafted: Origin,
+    tokens: tuple[int, ...],
+    verdict: Verdict,
+    elapsed: float,
+    draft_s: float,
+    gamma: int,
 ) -> Round:
     """Return the event of a verified window of which ``tokens`` are emitted."""
     emitted, draft = len(tokens), verdict.draft
     texts, rejected = sequence.add_text(tokens, verdict.rejected)
-    drafted = sequence.drafter.origin
     return Round(
         tokens,
         tuple(drafted if origin == "draft" else origin for origin in verdict.origins[:emitted]),

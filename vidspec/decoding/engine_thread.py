@@ -1,0 +1,408 @@
+"""The thread that owns a loaded set of models: its loop, its slab, admission by memory, and the ends of clips.
+
+All captioners of one target share it. Other threads submit requests and read events (:mod:`vidspec.decoding.tickets`).
+A clip is admitted while its caller has fewer than its limit and there is room for its keys and values. A clip that runs
+out of memory alongside others is repeated by itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable
+from collections.abc import Sequence as Items
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain, count
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+import torch
+
+from vidspec import garbage
+from vidspec.decoding.admission import MemoryClaim, has_room, memory_claims, reserve_memory
+from vidspec.decoding.loop import Loop, LoopClient, PassRecord
+from vidspec.decoding.tickets import Caller, Ticket
+from vidspec.draft_length.batch import SIZES
+from vidspec.engine.device import synchroniser
+from vidspec.engine.requests import PrefillPrompt
+from vidspec.errors import ClosedError, DeviceError, GenerationError, VidspecError
+from vidspec.events.events import Event, Finished, LoopLoad, PrefillProgress, Restarted, Round
+from vidspec.events.trace import Trace
+from vidspec.events.wake import WakeEvent
+
+if TYPE_CHECKING:
+    from vidspec.decoding.sequence import Sequence
+    from vidspec.decoding.setup import DecodingSetup
+    from vidspec.models.request import CaptionRequest
+    from vidspec.models.video_language_model import VideoLanguageModel
+
+__all__ = ["EngineThread", "Flight"]
+
+T = TypeVar("T")
+#: Seconds between two reports of the load.
+EVERY = 0.1
+#: Most seconds that the end of the interpreter waits for the running pass.
+LAST_PASS = 30.0
+
+
+class SubmittingCaptioner(Protocol):
+    """The part of a captioner that its submitted requests need."""
+
+    @property
+    def has_feed(self) -> bool: ...
+    def start(self, request: CaptionRequest, trace: Trace, setup: DecodingSetup) -> Sequence: ...
+
+
+@dataclass(eq=False)
+class Flight:
+    """A submitted clip on its way.
+
+    Attributes:
+        captioner, setup: whose it is, and its parts.
+        request: the clip, until it is in the loop.
+        trace: that of the caller, for the first attempt.
+        sequence: its decoding, once it is admitted.
+        claims: memory that it will need, until its prompts have been read.
+    """
+
+    ticket: Ticket
+    caller: Caller
+    captioner: SubmittingCaptioner
+    setup: DecodingSetup
+    request: CaptionRequest | None
+    trace: Trace | None = None
+    sequence: Sequence | None = None
+    claims: Items[MemoryClaim] | None = None
+
+    @property
+    def job(self) -> CaptionRequest:
+        """The clip."""
+        request = self.sequence.job if self.sequence is not None else self.request
+        assert request is not None
+        return request
+
+    def needs(self) -> Items[MemoryClaim]:
+        """Return the memory that it needs; nothing for one that cannot be decoded."""
+        if self.claims is None:
+            try:
+                self.claims = memory_claims(self.setup, self.job) if self.job.clip is not None else ()
+            except VidspecError:  # decoding the clip raises the same error
+                self.claims = ()
+        return self.claims
+
+
+class EngineThread:
+    """Decodes all clips submitted for one target. It refers to models only while clips are in flight.
+
+    The thread starts with the first request and ends with the target.
+    """
+
+    _threads: ClassVar[weakref.WeakKeyDictionary[VideoLanguageModel, EngineThread]] = weakref.WeakKeyDictionary()
+    _finding: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self) -> None:
+        self.wake = WakeEvent()
+        self.loop = Loop(on_pass=self._record_pass, wake=self.wake)
+        self._devices: tuple[torch.device, ...] = ()
+        self._arrived: deque[Caller | Callable[[], None]] = deque()  # other threads only append
+        self._callers: list[Caller] = []  # with unfinished clips
+        self._flights: dict[Hashable, Flight] = {}
+        self._staged: deque[Flight] = deque()  # admitted, not begun in the loop
+        self._news: deque[tuple[Callable[[Any], object], Event | Exception | LoopLoad]] = deque()
+        self._keys = count()
+        self._thread: threading.Thread | None = None
+        self._process, self._closed = os.getpid(), False
+        self._maker, self._cores = threading.get_ident(), torch.get_num_threads()
+        self._cores_set = self._cores
+
+    @classmethod
+    def of(cls, target: VideoLanguageModel, *devices: torch.device) -> EngineThread:
+        """Return the thread of a target, with further devices whose queued work passes wait for."""
+        with cls._finding:
+            found = cls._threads.get(target)
+            if found is None:
+                found = cls._threads[target] = cls()
+                weakref.finalize(target, found._stop).atexit = False
+            found._devices = tuple(dict.fromkeys((*found._devices, *devices)))
+            found.loop.synchronise = synchroniser(*found._devices)
+            found.loop.overlaps = any(device.type != "cpu" for device in found._devices)
+        return found
+
+    def submit(self, flight: Flight) -> Ticket:
+        """Submit a clip whose frames have been read; return its ticket.
+
+        Raises:
+            GenerationError: the thread was started before this process was forked.
+        """
+        flight.caller.waiting.append(flight)
+        self._send(flight.caller)
+        return flight.ticket
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Return the result of a function that uses the models, run between two passes."""
+        if threading.current_thread() is self._thread:
+            return function()
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._send(run)
+        return future.result()
+
+    def end_calls(self, captioner: SubmittingCaptioner) -> None:
+        """End the unfinished clips of a captioner with an error, as soon as the running pass has ended."""
+
+        def end() -> None:
+            for flight in self._unfinished():
+                if flight.captioner is captioner:
+                    self._end(flight, ClosedError())
+
+        if self._thread is not None:
+            self.call(end)
+
+    def _send(self, work: Caller | Callable[[], None]) -> None:
+        if threading.get_ident() == self._maker:
+            self._cores = torch.get_num_threads()  # which a user may change
+        if self._thread is None:
+            with self._finding:
+                if self._thread is None:
+                    self._process = os.getpid()
+                    self._thread = threading.Thread(target=self._run, name="vidspec-engine", daemon=True)
+                    self._thread.start()
+        if self._process != os.getpid():
+            raise GenerationError(
+                "this process was forked from one that captioned with these models",
+                hint="fork before the first caption, or load the models in the child process",
+                kind="forked",
+            )
+        self._arrived.append(work)
+        self.wake.set()
+
+    def _stop(self) -> None:
+        self._closed = True
+        self.wake.set()
+
+    def _run(self) -> None:
+        """Run turns while there are clips, else wait; garbage is collected in full only between clips."""
+        torch.set_num_threads(self._cores_set)
+        with torch.inference_mode():
+            while not self._closed:
+                self.wake.wait(None)
+                with ExitStack() as collections:
+                    collections.enter_context(garbage.deferred(self._add_collection))
+                    while self._step() and not self._closed:
+                        pass
+                    garbage.collect_if_due()
+
+    def _step(self) -> bool:
+        """Run a turn and deliver its events, without references to what it used; return False if nothing was left."""
+        try:
+            left = self._turn()
+        except BaseException as error:  # a bug of the loop: the state of all clips is unknown
+            self._fail(error)
+            left = True
+        while self._news:
+            deliver, event = self._news.popleft()
+            deliver(event)
+        return left
+
+    def _turn(self) -> bool:
+        """Admit a clip, or run a pass for the clips of all callers."""
+        asked: list[Callable[[], None]] = []
+        while self._arrived:
+            work = self._arrived.popleft()
+            if not isinstance(work, Caller):
+                asked.append(work)
+            elif work not in self._callers:
+                self._callers.append(work)
+        self._end_cancelled()
+        for function in asked:
+            function()
+        self._callers = [one for one in self._callers if one.unfinished]
+        if not self._callers:
+            return False
+        if self._admit():
+            return True  # deliver its first event before any work
+        while self._staged:
+            flight = self._staged.popleft()
+            assert flight.sequence is not None
+            self.loop.begin(flight.sequence)
+            self._take_events(flight.sequence)
+        for client in self.loop.turn(1.0):
+            self._take_events(client)
+        self._report_loads(time.monotonic())
+        return True
+
+    def _unfinished(self) -> list[Flight]:
+        return [
+            flight for caller in self._callers for flight in (*caller.clips.values(), *caller.waiting, *caller.again)
+        ]
+
+    def _end_cancelled(self) -> None:
+        """Drop what is cancelled, and end the clips whose deadline has passed."""
+        now = time.monotonic()
+        for flight in self._unfinished():
+            deadline = flight.sequence.deadline if flight.sequence is not None else None
+            if flight.ticket.cancelled:
+                self._end(flight)
+            elif deadline is not None and now > deadline:
+                message = f"{flight.job.path}: not captioned within {flight.job.timeout:g} s"
+                self._end(flight, GenerationError(message, kind="timeout", hint="raise --timeout"))
+
+    def _admit(self) -> bool:
+        """Admit the next clip; False if there is none, or no room for it. Callers take turns."""
+        callers = [one for one in self._callers if one.again] or [one for one in self._callers if one.waiting]
+        for caller in callers:
+            if caller.again:
+                if self._flights:  # it runs by itself, and no other clip overtakes it
+                    return False
+                gc.collect()  # objects that the first attempt's error refers to, its keys and values among them
+                self._begin(caller.again[0])
+                return True
+            if len(caller.clips) >= caller.limit:
+                continue
+            if not self._has_room(caller.waiting[0]):
+                return False
+            self._begin(caller.waiting[0])
+            self._callers.remove(caller)
+            self._callers.append(caller)
+            return True
+        return False
+
+    def _has_room(self, flight: Flight) -> bool:
+        """Return True if a clip fits alongside those in flight; the first one reserves memory for others like it."""
+        if not self._flights:
+            if flight.caller.batch != 1:
+                reserve_memory(flight.needs(), flight.caller.batch or SIZES[-1])
+            return True
+        if len(self._flights) >= max(SIZES[-1], flight.caller.limit):
+            return False
+        unread = [one for one in self._flights.values() if one.sequence is not None and one.sequence.released is None]
+        return has_room([*chain(*[one.needs() for one in unread]), *flight.needs()])
+
+    def _begin(self, flight: Flight) -> None:
+        """Admit a clip."""
+        garbage.collect_if_due(busy=bool(self._flights))
+        self._share_cores(flight)
+        caller, trace = flight.caller, flight.trace or Trace(self.loop.synchronise)
+        try:
+            flight.sequence = sequence = flight.captioner.start(flight.job, trace, flight.setup)
+        except Exception as error:
+            self._end(flight, error)
+            return
+        if sequence.job.timeout is not None:
+            sequence.deadline = time.monotonic() + sequence.job.timeout - sequence.job.spent
+        sequence.key = next(self._keys)
+        self._flights[sequence.key] = caller.clips[sequence.key] = flight
+        (caller.again if flight in caller.again else caller.waiting).remove(flight)
+        flight.request = flight.trace = None  # the sequence releases the frames
+        for one in self._flights.values():
+            assert one.sequence is not None
+            one.sequence.shared |= len(self._flights) > 1
+        self._staged.append(flight)
+        self._take_events(sequence)
+
+    def _share_cores(self, flight: Flight) -> None:
+        """Use the cores that the thread that loaded the models uses; half of them on a CPU beside a feed.
+
+        OpenMP threads busy-wait for each other: with more threads than cores, one thread fewer does more.
+        """
+        halved = flight.captioner.has_feed and flight.setup.target.model.device.type == "cpu"
+        cores = max(1, self._cores // 2) if halved else self._cores
+        if cores != self._cores_set:
+            torch.set_num_threads(cores)  # of this thread; OpenMP counts by calling thread
+            self._cores_set = cores
+
+    def _take_events(self, client: LoopClient) -> None:
+        """Take a clip's emitted events, and its error, for its caller."""
+        flight = self._flights[client.key]
+        sequence = flight.sequence
+        assert sequence is not None
+        while sequence.events:
+            event = sequence.events.popleft()
+            if isinstance(event, Round):
+                flight.caller.accepted += event.accepted
+            self._tell(flight, event)
+        if not sequence.over:
+            return
+        error = sequence.error
+        if sequence.shared and isinstance(error, GenerationError | DeviceError) and error.kind == "memory":
+            self._tell(flight, Restarted(error.message))
+            self._end(flight, repeat=True)
+        else:
+            self._end(flight, error)
+
+    def _tell(self, flight: Flight, event: Event | Exception) -> None:
+        if not flight.ticket.result_only or isinstance(event, Finished | BaseException):
+            self._news.append((flight.ticket.deliver, event))
+
+    def _end(self, flight: Flight, error: Exception | None = None, *, repeat: bool = False) -> None:
+        """Remove a clip, abandoned if it has not ended; with an error, or to be repeated without others."""
+        caller, sequence = flight.caller, flight.sequence
+        if error is not None:
+            self._tell(flight, error)
+        for waiting in (caller.waiting, caller.again, self._staged):
+            if flight in waiting:
+                waiting.remove(flight)
+        if sequence is not None:
+            del self._flights[sequence.key], caller.clips[sequence.key]
+            self.loop.drop(sequence.key)
+            if repeat:
+                again = Flight(flight.ticket, caller, flight.captioner, flight.setup, sequence.job)
+                caller.again.append(again)
+
+    def _fail(self, error: BaseException) -> None:
+        for flight in self._unfinished():
+            self._end(flight, error if isinstance(error, Exception) else RuntimeError(repr(error)))
+
+    def _report_loads(self, now: float) -> None:
+        """Tell callers the progress of the target's prefills and the load."""
+        for caller in self._callers:
+            if not caller.clips or now - caller.reported <= EVERY:
+                continue
+            caller.reported = now
+            for flight in caller.clips.values():
+                assert flight.sequence is not None
+                prompt = flight.sequence.request
+                if not isinstance(prompt, PrefillPrompt) or prompt.lane != "target":
+                    continue
+                if (span := prompt.reading.span) is not None:
+                    self._tell(flight, PrefillProgress(span.length, prompt.reading.prompt.length))
+            if caller.on_load is not None:
+                self._news.append((caller.on_load, caller.load(len(self.loop), flight.setup.slab)))
+
+    def _record_pass(self, passing: PassRecord) -> None:
+        callers = [caller for caller in self._callers if caller.clips]
+        for caller in callers:
+            caller.add_pass(passing)
+        if callers and not passing.prompts:
+            pace = next(iter(callers[0].clips.values())).setup.pace
+            if pace is not None:
+                sequences, rows = round(passing.sequences), round(passing.rows)
+                pace.add_pass(passing.lane, sequences, rows, passing.seconds, passing.passes, passing.grows)
+
+    def _add_collection(self, start: float, end: float) -> None:
+        """Add a garbage collection, which stops every thread, to the traces of the clips in flight."""
+        for flight in list(self._flights.values()):
+            if flight.sequence is not None:
+                origin = flight.sequence.trace.origin
+                flight.sequence.trace.add("collect", "target", start - origin, end - origin)
+
+
+@atexit.register
+def _stop_all() -> None:
+    """End the threads before the interpreter does: it would crash a pass that is running then."""
+    for engine in list(EngineThread._threads.values()):
+        engine._stop()
+        if engine._thread is not None:
+            engine._thread.join(LAST_PASS)

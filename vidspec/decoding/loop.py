@@ -144,6 +144,7 @@ class Loop:
             patience: most seconds to wait; None for no limit.
         """
         resumed = [self._resume(client, messages) for client, messages in self._take_messages()]
+        heard = bool(resumed)
         waiting: dict[object, list[tuple[LoopClient, Forward]]] = {}
         encodes: list[tuple[LoopClient, Encode]] = []
         for client in self._clients.values():
@@ -169,7 +170,9 @@ class Loop:
             if not self._reported:
                 self._wait(patience)
         reported, self._reported = self._reported, []
-        return list(dict.fromkeys([*reported, *resumed]))  # messages and a pass may have resumed the same one
+        if not (reported or heard):
+            return resumed
+        return list(dict.fromkeys([*reported, *resumed]))  # what heard a message may be among the others too
 
     def _run_later(self) -> None:
         """Run the work that clips have left for later."""

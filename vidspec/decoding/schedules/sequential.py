@@ -59,7 +59,8 @@ def sequential(sequence: Sequence) -> Steps[None]:
             window.update(len(draft.tokens), len(verdict.path))
         tokens, over = limits.cut(verdict.tokens, sequence.token_ids)
         measured = trace.elapsed() - sequence.text_start, draft_s, gamma if window is not None else 0
-        sequence.emit_round(tokens, partial(_make_round, sequence, drafter.origin, tokens, verdict, *measured), last=over)
+        made = partial(_make_round, sequence, drafter.origin, tokens, verdict, *measured)
+        sequence.emit_round(tokens, made, last=over)
 
 
 def _make_round(
@@ -74,9 +75,12 @@ def _make_round(
     """Return the event of a verified window of which ``tokens`` are emitted."""
     emitted, draft = len(tokens), verdict.draft
     texts, rejected = sequence.add_text(tokens, verdict.rejected)
+    origins = verdict.origins[:emitted]
+    if drafted != "draft":
+        origins = tuple([drafted if origin == "draft" else origin for origin in origins])
     return Round(
         tokens,
-        tuple(drafted if origin == "draft" else origin for origin in verdict.origins[:emitted]),
+        origins,
         drafted=len(draft.tokens),
         accepted=min(len(verdict.path), emitted),
         elapsed=elapsed,

@@ -1,5 +1,7 @@
 """GPUs that cannot be used as wanted, on stand-ins for the driver's tool and torch's answers."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -147,3 +149,23 @@ def test_graphs_under_rocm_take_a_trial(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", lambda device: (_ for _ in ()).throw(RuntimeError("no capture\nhere")))
     assert replay_refusal(place) == "ROCm captures no pass here: no capture"
     replay_refusal.cache_clear()
+
+
+def test_idle_threads_of_a_caller_are_ended():
+    """In a process of its own, which has no others of OpenMP."""
+    program = """
+import os, torch
+from vidspec.engine.device import end_idle_threads
+torch.set_num_threads(2)
+left, right = torch.ones(400, 400), torch.ones(400, 400)
+count = lambda: len(os.listdir("/proc/self/task"))
+end_idle_threads()
+before = count()
+(left @ right).sum(), torch.add(left, right)
+during = count()
+end_idle_threads()
+print(before, during, count(), float((left @ right).sum()))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    before, during, after, total = map(float, ran.stdout.split())
+    assert during > before == after and total == 400.0**3

@@ -29,7 +29,7 @@ from vidspec.decoding.admission import MemoryClaim, has_room, memory_claims, res
 from vidspec.decoding.loop import Loop, LoopClient, PassRecord
 from vidspec.decoding.tickets import Caller, Ticket
 from vidspec.draft_length.batch import SIZES
-from vidspec.engine.device import synchroniser
+from vidspec.engine.device import end_idle_threads, synchroniser
 from vidspec.engine.requests import PrefillPrompt
 from vidspec.errors import ClosedError, DeviceError, GenerationError, VidspecError
 from vidspec.events.events import Event, Finished, LoopLoad, PrefillProgress, Restarted, Round
@@ -173,6 +173,7 @@ class EngineThread:
     def _send(self, work: Caller | Callable[[], None]) -> None:
         if threading.get_ident() == self._maker:
             self._cores = torch.get_num_threads()  # which a user may change
+        end_idle_threads()
         if self._thread is None:
             with self._finding:
                 if self._thread is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import shutil
@@ -23,6 +24,7 @@ __all__ = [
     "CoreSharing",
     "default_device_type",
     "driver_problem",
+    "end_idle_threads",
     "free_memory",
     "memory_for",
     "peak_bytes",
@@ -51,6 +53,26 @@ def processor() -> str:
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
     names = (line.partition(":")[2].strip() for line in lines if "model name" in line)
     return next(names, platform.processor() or platform.machine())
+
+
+@cache
+def _pause_openmp() -> Callable[[int], int] | None:
+    maps = Path("/proc/self/maps")
+    loaded = {line.split()[-1] for line in maps.read_text().splitlines()} if maps.is_file() else set[str]()
+    for path in loaded:
+        if Path(path).name.startswith("libgomp"):
+            return getattr(ctypes.CDLL(path), "omp_pause_resource_all", None)
+    return None
+
+
+def end_idle_threads() -> None:
+    """End the OpenMP threads that wait for the calling thread's next parallel operation.
+
+    GNU OpenMP lets each thread keep its own. Where the process has more of them than cores, they sleep between any two
+    operations, which costs a pass a tenth to a quarter of its time.
+    """
+    if (pause := _pause_openmp()) is not None:
+        pause(1)  # omp_pause_soft: they are made again when needed
 
 
 def default_device_type() -> str:

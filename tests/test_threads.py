@@ -174,22 +174,29 @@ def test_ctrl_c_ends_the_call_that_waits_and_no_other(small_captioner, clips, mo
     """At once, though a pass takes its time, which then goes on for the others."""
     first, second, *_ = clips
     expected = small_captioner.caption(first, clip=clips[first]).token_ids
-    turn, passes, go_on = small_captioner.engine.loop.turn, threading.Event(), threading.Event()
+    engine, passes, asked, go_on = small_captioner.engine, threading.Event(), threading.Event(), threading.Event()
+    turn, submit = engine.loop.turn, engine.submit
 
     def slow(patience):
         passes.set()
         assert go_on.wait(BLOCKED)
         return turn(patience)
 
+    def submitted(flight):
+        ticket = submit(flight)
+        asked.set()
+        return ticket
+
     def press():
-        assert passes.wait(BLOCKED)
+        assert passes.wait(BLOCKED) and asked.wait(BLOCKED)
         os.kill(os.getpid(), signal.SIGINT)
 
     held = small_captioner.stream(first, clip=clips[first])
     assert isinstance(next(held), Opened)
-    monkeypatch.setattr(small_captioner.engine.loop, "turn", slow)
-    threading.Thread(target=press).start()
+    monkeypatch.setattr(engine.loop, "turn", slow)
+    monkeypatch.setattr(engine, "submit", submitted)
     with pytest.raises(KeyboardInterrupt):
+        threading.Thread(target=press).start()
         small_captioner.caption(second, clip=clips[second])
     assert not go_on.is_set()
     go_on.set()

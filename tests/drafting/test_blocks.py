@@ -66,7 +66,7 @@ class BlockPair(HeadPair):
             torch.cat([prefix.positions, after.expand(len(prefix.positions), 1, -1)], dim=-1),
         )
         watch = Taps(rows=torch.arange(1), visual=prefix.visual.index, hidden=range(LAYERS + 1))
-        Engine(target).prefill(_Shown(whole, prefix.visual), room=1, taps=watch)
+        Engine(target).prefill(_Shown(whole, prefix), room=1, taps=watch)
         rows = torch.cat([prefix.rows_kept(kept), torch.arange(prefix.length, whole.length)])
         states = torch.cat([watch.states[block + 1] for block in heads.TAPS], dim=1)
         judge = target.model.lm_head.weight.detach()[: target.vocabulary]
@@ -78,8 +78,9 @@ class BlockPair(HeadPair):
 class _Shown:
     """A prompt with the visual tokens of another that it begins with."""
 
-    def __init__(self, fed, visual):
-        self.embeds, self.positions, self.length, self.visual = fed.embeds, fed.positions, fed.length, visual
+    def __init__(self, fed, prefix):
+        self.embeds, self.positions, self.length = fed.embeds, fed.positions, fed.length
+        self.visual, self.mutual = prefix.visual, prefix.mutual
         self.next_position = fed.length
 
 

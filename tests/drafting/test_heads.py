@@ -84,7 +84,7 @@ class Drawn(HeadPair):
         )
         watch = Taps(rows=torch.arange(1), visual=prefix.visual.index, hidden=range(LAYERS + 1))
         # Deepstack features are added to the rows they belong to.
-        Engine(target).prefill(_Shown(whole, prefix.visual), room=1, taps=watch)
+        Engine(target).prefill(_Shown(whole, prefix), room=1, taps=watch)
         places = torch.arange(len(whole.positions[0, 0]))[None] if one_axis else whole.positions[:, 0]
         rows = (
             torch.arange(whole.length)
@@ -105,8 +105,9 @@ class Drawn(HeadPair):
 class _Shown:
     """A prompt with the visual tokens of another that it begins with."""
 
-    def __init__(self, fed, visual):
-        self.embeds, self.positions, self.length, self.visual = fed.embeds, fed.positions, fed.length, visual
+    def __init__(self, fed, prefix):
+        self.embeds, self.positions, self.length = fed.embeds, fed.positions, fed.length
+        self.visual, self.mutual = prefix.visual, prefix.mutual
         self.next_position = fed.length
 
 

@@ -1,7 +1,5 @@
 """Profiles over hybrids and mixtures of experts: exact where they work, refused with the reason where not."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -9,6 +7,7 @@ from tests.checkpoints import checkpoint
 from tests.checkpoints.qwen import HYBRIDS, STOCK, QwenKind
 from tests.ready_clips import read_requests, serve_captions
 from tests.tiers import full_but, in_turn
+from vidspec import video
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.decoding.admission import SHARE, has_room, memory_claims
@@ -77,7 +76,7 @@ def test_windows(pair, gamma):
 def test_admission_counts_states(pair, monkeypatch):
     """What a clip needs beside others grows with its tokens, and of hybrids by the states of both models."""
     plain, drafted = captioner(pair, "ar"), captioner(pair, "vanilla-sd")
-    request = CaptionRequest("", SimpleNamespace(frames=np.zeros((8, 40, 60, 3), np.uint8), sound=None))
+    request = CaptionRequest("", video.Clip.of(np.zeros((8, 40, 60, 3), np.uint8), range(8)))
     decoder, draft = pair[0].decoder, pair[1].decoder
     tokens = pair[0].visual_tokens(8, 40, 60) + pair[0].text_tokens(plain.profile.generate.prompt)
     (claim,) = memory_claims(plain.setup, request)

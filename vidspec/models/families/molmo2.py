@@ -118,7 +118,8 @@ class Molmo2(VideoLanguageModel):
         side = -(-side // 2) if pooled else side
         down, across = (-(-side // size) for size in self.pool)
         grid = (frames, down, across)
-        return VisionOutput.raster(torch.cat(outputs).to(placeholder) + placeholder, grid, pixels.seconds)
+        features = torch.cat(outputs)
+        return VisionOutput.raster(features + placeholder.to(features), grid, pixels.seconds)
 
     def _chunk(self, pixels: Pixels, pooled: bool) -> torch.Tensor:
         """Encode some frames to (N, hidden)."""

@@ -287,11 +287,11 @@ def test_closing_ends_the_calls_of_others(small_captioner, clips):
             if isinstance(event, Round):
                 began.set()
 
-    held = captioner.stream(first, clip=clips[first])
-    next(held)
     with ThreadPoolExecutor(1) as pool:
         later = pool.submit(long_call)
         assert began.wait(BLOCKED)
+        held = captioner.stream(first, clip=clips[first])
+        next(held)
         captioner.close()
         with pytest.raises(ClosedError):
             later.result(BLOCKED)

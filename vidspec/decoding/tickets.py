@@ -110,7 +110,7 @@ class Ticket:
 
 
 class Caller:
-    """What one caller has submitted to an engine thread.
+    """Clips that one caller has submitted to an engine thread.
 
     Args:
         batch: the most of its clips at once; None to choose by measurement. Memory may allow fewer.

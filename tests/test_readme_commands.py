@@ -111,7 +111,7 @@ def folder(tmp_path, monkeypatch):
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("VIDSPEC_VIDEO__FRAMES", "4")
     monkeypatch.setenv("VIDSPEC_GENERATE__MAX_NEW_TOKENS", "20")

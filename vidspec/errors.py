@@ -20,7 +20,6 @@ __all__ = [
     "UsageError",
     "VideoError",
     "VidspecError",
-    "as_vidspec_error",
 ]
 
 
@@ -42,6 +41,13 @@ class VidspecError(Exception):
             self.kind = kind
         if stage is not None:
             self.stage = stage
+
+    @classmethod
+    def of(cls, error: Exception) -> VidspecError:
+        """Return the error itself, or of a bug one with its type and message."""
+        if isinstance(error, VidspecError):
+            return error
+        return VidspecError(f"{type(error).__name__}: {error}", kind="internal")
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
@@ -122,10 +128,3 @@ class LostOutputError(OutputError):
     """The end of a run whose output can no longer be written: the disk is full, or the file was taken away."""
 
     exit_code = 4
-
-
-def as_vidspec_error(error: Exception) -> VidspecError:
-    """Return the error itself, or of a bug one with its type and message."""
-    if isinstance(error, VidspecError):
-        return error
-    return VidspecError(f"{type(error).__name__}: {error}", kind="internal")

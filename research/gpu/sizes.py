@@ -263,7 +263,7 @@ class _Noise:
     visual: _Nothing
     next_position: int
     length: int
-    mutual: torch.Tensor
+    bidirectional: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -277,8 +277,8 @@ def _prefill(engine: Engine, name: str, size: Size, entries: int, repeats: tuple
     length = entries + TEXT
     embeds = torch.randn(1, length, size.hidden, device=device, dtype=decoder.slab.dtype)
     positions = torch.arange(length, device=device).expand(decoder.axes, 1, -1)
-    visual, mutual = _Nothing(torch.arange(entries, device=device)), torch.empty(0, dtype=torch.long)
-    prompt: Prompt = _Noise(embeds, positions, visual, length, length, mutual)
+    visual, bidirectional = _Nothing(torch.arange(entries, device=device)), torch.empty(0, dtype=torch.long)
+    prompt: Prompt = _Noise(embeds, positions, visual, length, length, bidirectional)
     peak = PeakMemory(device)
     peak.reset()
     seconds = _median(device, lambda: engine.prefill(prompt, _MARGIN).span.free(), repeats)

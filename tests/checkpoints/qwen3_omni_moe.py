@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -98,17 +97,9 @@ def adapter(seed: int = 0, decoder: str = "auto") -> Qwen3OmniMoe:
 
 
 def save(folder: Path, _kind: str, **options: Any) -> None:
-    """Write a checkpoint as it is published: the thinker's weights under its name, every expert by itself."""
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    weights = {f"thinker.{name}": weight for name, weight in published(stock(**options)).items()}
-    weights["talker.codec_head.weight"] = torch.zeros(2, 2)
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    config(options.get("padding", 7)).save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR), encoding="utf-8")
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    """Write a checkpoint as it is published: every expert by itself."""
+    whole = config(options.get("padding", 7))
+    qwen2_5_omni.save_thinker(folder, published(stock(**options)), whole, PROCESSOR, CHAT_TEMPLATE)
 
 
 def published(model: Any) -> dict[str, torch.Tensor]:

@@ -107,7 +107,7 @@ class _Shown:
 
     def __init__(self, fed, prefix):
         self.embeds, self.positions, self.length = fed.embeds, fed.positions, fed.length
-        self.visual, self.mutual = prefix.visual, prefix.mutual
+        self.visual, self.bidirectional = prefix.visual, prefix.bidirectional
         self.next_position = fed.length
 
 

@@ -41,6 +41,30 @@ class ParityCase:
         return self.stock.generate(**self.inputs, max_new_tokens=count, **options)[0, self.prefix.length :].tolist()
 
 
+class SoundCase(ParityCase):
+    """The thinker of an Omni model, whose clip may have sound."""
+
+    def positions(self, new=0):
+        """(3, 1, L + n) as the stock model's own function has them, were all of the prompt."""
+        ids = torch.nn.functional.pad(self.inputs["input_ids"], (0, new))
+        length = None if self.pixels.sound is None else torch.tensor([self.pixels.sound.shape[1]])
+        return self.stock.get_rope_index(
+            ids,
+            video_grid_thw=self.inputs["video_grid_thw"],
+            attention_mask=torch.ones_like(ids),
+            use_audio_in_video=length is not None,
+            audio_seqlens=length,
+            second_per_grids=self.inputs["video_second_per_grid"],
+        )[0]
+
+    @torch.inference_mode()
+    def expected(self, new=()):
+        """Logits (L + n, V) of the stock model's own forward pass over prompt and new tokens."""
+        ids = torch.cat([self.prefix.token_ids, torch.tensor(new, dtype=torch.long)])[None]
+        given = {**self.inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        return self.stock(**given, use_cache=False).logits[0, :, : self.model.vocabulary]
+
+
 def check_decoders(case, new):
     """Windows of five and of one token; ``case.expected`` gives the stock model's logits."""
     state = case.prefill()

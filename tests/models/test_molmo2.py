@@ -110,7 +110,7 @@ def test_prompt_is_the_processors(marks):
     text = f"<|im_end|>{video}<|im_start|>user\n{PROMPT}<|im_end|>\n<|im_start|>assistant\n"
     assert case.prefix.token_ids.tolist() == case.model.tokenizer.encode(text)
     assert len(case.prefix.visual) == case.model.visual_tokens(FRAMES, 30, 44) == 27
-    assert len(case.prefix.mutual) == 27 + FRAMES * (5 if marks else 2)
+    assert len(case.prefix.bidirectional) == 27 + FRAMES * (5 if marks else 2)
 
 
 @torch.inference_mode()
@@ -153,7 +153,7 @@ def test_greedy_decoding_is_generate(case):
 def test_what_is_left_of_a_pruned_video_sees_itself(case):
     prefix = case.prefix.keep(torch.arange(1, 27, 4))
     linked = torch.zeros(prefix.length, dtype=torch.bool)
-    linked[prefix.mutual] = True
+    linked[prefix.bidirectional] = True
     assert linked.sum() == 7 + 2 * FRAMES and linked[prefix.visual.index].all()
     visible = torch.ones(prefix.length, prefix.length, dtype=torch.bool).tril() | (linked & linked[:, None])
     mask = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))[None, None]
@@ -171,8 +171,8 @@ def test_a_part_of_a_video_is_not_reused(case):
     cache.read(case.model, earlier, case.prefill().span, None)
     cache.begin()
     whole = cache.find(case.model, case.model.prefix(case.seen, "Describe it."))
-    assert whole.rows > int(earlier.mutual[-1])
-    assert cache.find(case.model, earlier.keep(torch.arange(20))).rows == int(earlier.mutual[0])
+    assert whole.rows > int(earlier.bidirectional[-1])
+    assert cache.find(case.model, earlier.keep(torch.arange(20))).rows == int(earlier.bidirectional[0])
 
 
 def test_what_cannot_be_run_is_refused():

@@ -12,7 +12,7 @@ from tests.checkpoints import checkpoint
 from tests.checkpoints.qwen2_5_omni import NAMED, PROCESSOR, adapter, pixels, sound, stock
 from tests.engine.passing import forward
 from tests.models.closeness import assert_close
-from tests.models.parity import PROMPT, ParityCase, check_generate
+from tests.models.parity import PROMPT, SoundCase, check_generate
 from tests.ready_clips import dubbed, read_requests, serve_captions
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
@@ -31,32 +31,12 @@ NEW = [300, 41, 317, 77, 260, 123, 338, 9, 41]
 SETTINGS = ("feature_size", "chunk_length", "hop_length", "n_fft", "sampling_rate")
 
 
-class OmniCase(ParityCase):
+class OmniCase(SoundCase):
     """The thinker behind our interface, the same untouched, and a prompt of both."""
 
     def __init__(self, heard=0.0, seed=0, every=0.7, prompt=PROMPT, **shape):
         model = adapter(seed)
         super().__init__(model, stock(seed), pixels(model, seed=seed, every=every, heard=heard, **shape), prompt)
-
-    def positions(self, new=0):
-        """(3, 1, L + n) as the stock model's own function has them, were all of the prompt."""
-        ids = torch.nn.functional.pad(self.inputs["input_ids"], (0, new))
-        length = None if self.pixels.sound is None else torch.tensor([self.pixels.sound.shape[1]])
-        return self.stock.get_rope_index(
-            ids,
-            video_grid_thw=self.inputs["video_grid_thw"],
-            attention_mask=torch.ones_like(ids),
-            use_audio_in_video=length is not None,
-            audio_seqlens=length,
-            second_per_grids=self.inputs["video_second_per_grid"],
-        )[0]
-
-    @torch.inference_mode()
-    def whole(self, new=()):
-        """Logits (L + n, V) of the stock model's own forward pass over prompt and new tokens."""
-        ids = torch.cat([self.prefix.token_ids, torch.tensor(new, dtype=torch.long)])[None]
-        given = {**self.inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        return self.stock(**given, use_cache=False).logits[0, :, : self.model.vocabulary]
 
 
 @pytest.fixture(scope="module", params=[0.0, 3.1], ids=["silent", "sound"])
@@ -112,9 +92,9 @@ def test_too_short_to_hear():
 
 def test_prefill_and_windows(case):
     read = case.engine.prefill(case.prefix, 32)
-    assert_close(read.logits, case.whole()[-1])
+    assert_close(read.logits, case.expected()[-1])
     assert case.model.decoder.name == "fused"
-    expected = case.whole(NEW)[case.prefix.length :]
+    expected = case.expected(NEW)[case.prefix.length :]
     for size in range(1, 10):
         read.span.rollback(case.prefix.length)
         assert_close(forward(case.engine, read, NEW[:size]).logits, expected[:size])

@@ -14,7 +14,7 @@ from tests.checkpoints.qwen3_omni_moe import NAMED, PROCESSOR, adapter, pixels, 
 from tests.models.closeness import assert_close
 from tests.models.parity import (
     PROMPT,
-    ParityCase,
+    SoundCase,
     check_chunks,
     check_decoders,
     check_generate,
@@ -36,30 +36,10 @@ NEW = [300, 41, 317, 77, 260, 123, 338, 9, 41]
 SETTINGS = ("feature_size", "chunk_length", "hop_length", "n_fft", "sampling_rate")
 
 
-class OmniCase(ParityCase):
+class OmniCase(SoundCase):
     def __init__(self, heard=0.0, every=0.7, **shape):
         model = adapter()
         super().__init__(model, stock(), pixels(model, every=every, heard=heard, **shape))
-
-    def positions(self, new=0):
-        """(3, 1, L + n) as the stock model's own function has them, were all of the prompt."""
-        ids = torch.nn.functional.pad(self.inputs["input_ids"], (0, new))
-        length = None if self.pixels.sound is None else torch.tensor([self.pixels.sound.shape[1]])
-        return self.stock.get_rope_index(
-            ids,
-            video_grid_thw=self.inputs["video_grid_thw"],
-            attention_mask=torch.ones_like(ids),
-            use_audio_in_video=length is not None,
-            audio_seqlens=length,
-            second_per_grids=self.inputs["video_second_per_grid"],
-        )[0]
-
-    @torch.inference_mode()
-    def expected(self, new=()):
-        """Logits (L + n, V) of the stock model's own forward pass over prompt and new tokens."""
-        ids = torch.cat([self.prefix.token_ids, torch.tensor(new, dtype=torch.long)])[None]
-        given = {**self.inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        return self.stock(**given, use_cache=False).logits[0, :, : self.model.vocabulary]
 
 
 @pytest.fixture(scope="module", params=[0.0, 3.1], ids=["silent", "sound"])

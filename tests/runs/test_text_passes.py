@@ -12,12 +12,13 @@ from vidspec.errors import GenerationError
 from vidspec.models.request import DialogueTurn
 from vidspec.runs.feed import Feed
 from vidspec.runs.formats.base import make_format
-from vidspec.runs.job import Job, JobConfig, JobQuestions, TextPass
+from vidspec.runs.job import Job, JobConfig, JobQuestions
 from vidspec.runs.journal_index import JournalEntry
 from vidspec.runs.records import FileContent, SettingsDigest, lean_record, raw_caption, record_of
 from vidspec.runs.remaining import remaining_parts
 from vidspec.runs.run import caption_jobs
 from vidspec.runs.schema import record_schema
+from vidspec.runs.text_pass import TextPass
 
 SAME = FileContent(1, 2)
 SHORTEN = JobConfig(rewrite="use three words", batch=2)

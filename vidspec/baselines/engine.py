@@ -68,7 +68,7 @@ def check_blocks(target: VideoLanguageModel) -> None:
     Raises:
         ProfileError: its blocks share keys and have an input of their own for each row, or earlier rows see later ones.
     """
-    if isinstance(target.decoder, Gemma4Decoder) or target.at_once:
+    if isinstance(target.decoder, Gemma4Decoder) or target.has_bidirectional_rows:
         raise ProfileError(
             f"lossy.method: blocks of {target.family} cannot go on with fewer rows; nearest valid choice: none"
         )

@@ -39,10 +39,11 @@ def allot_windows(
     order = sorted(range(clips), key=lambda clip: -betas[clip])
     powers = [[betas[clip] ** g for clip in order] for g in range(1, highest + 1)]
     gains = [list(accumulate(row, initial=0.0)) for row in powers]
-    leasts = sorted({power for row in powers for power in row if power > 0}, reverse=True)
+    leasts = sorted({power for row in powers for power in row if power > 0})
+    tried = leasts[:: 1 + len(leasts) // TRIED] if min(betas) < max(betas) else leasts[:1]
     best: list[int] = []  # clips in the first, second, ... draft pass
     fastest = clips / verify(clips)
-    for least in leasts[:: -1 - len(leasts) // TRIED][::-1] if min(betas) < max(betas) else leasts[-1:]:
+    for least in reversed(tried):  # the fewest rows first
         tokens, seconds, rows, peak = float(clips), 0.0, clips, 0.0
         passes: list[int] = []
         for row, gain in zip(powers, gains, strict=True):

@@ -263,7 +263,7 @@ class PassAttention:
                 and (count < keys[0].shape[2] or sees is not None)
             ):
                 mask = _additive_mask(count, keys[0].shape[2], sees, rows.span.slab.dtype)
-            runs = None if rows.prompt is None else _visual_runs(rows) if mutual else _mutual_run(rows)
+            runs = None if rows.prompt is None else _visual_runs(rows) if mutual else _bidirectional_run(rows)
             places = None if windows is None and runs is None else _row_places(rows, count)
             self._sequences.append(_SequenceRows(writes, keys, values, sees, mask, {}, rows.taps, places, runs))
 
@@ -325,11 +325,11 @@ def _visual_runs(rows: Rows) -> torch.Tensor:
     return torch.where(shown > 0, begins.cumsum(0), -1)
 
 
-def _mutual_run(rows: Rows) -> torch.Tensor | None:
+def _bidirectional_run(rows: Rows) -> torch.Tensor | None:
     """Return (n,) 0 for the rows of a prompt stretch that see each other, -1 for others; None if there are none."""
     assert rows.prompt is not None
     start, end = rows.stretch
-    index = rows.prompt.mutual.cpu()
+    index = rows.prompt.bidirectional.cpu()
     index = index[(index >= start) & (index < end)]
     if not len(index):
         return None

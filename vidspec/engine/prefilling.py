@@ -54,9 +54,9 @@ class Prefilling:
 
     def _stretch_end(self, start: int, end: int) -> int:
         """Return the end of a stretch, moved so that it cuts no run of rows that see each other."""
-        index, mutual = self.prompt.visual.index, self.prompt.mutual
-        if len(mutual) and int(mutual[0]) < end <= int(mutual[-1]):
-            return int(mutual[-1]) + 1
+        index, bidirectional = self.prompt.visual.index, self.prompt.bidirectional
+        if len(bidirectional) and int(bidirectional[0]) < end <= int(bidirectional[-1]):
+            return int(bidirectional[-1]) + 1
         if not self.engine.model.decoder.mutual or end == self.prompt.length or not len(index):
             return end
         shown = torch.zeros(self.prompt.length + 1, dtype=torch.bool)

@@ -44,7 +44,7 @@ class Prompt(Protocol):
         positions: (1, L), or (3, 1, L) under M-RoPE.
         visual: the visual tokens; ``deepstack`` holds, for each of the first blocks, (N, hidden) to add after it.
         next_position: rotary position of the first generated token.
-        mutual: (M,) rows, sorted, that see each other both ways in every block.
+        bidirectional: (M,) rows, sorted, that see each other both ways in every block.
     """
 
     @property
@@ -56,7 +56,7 @@ class Prompt(Protocol):
     @property
     def next_position(self) -> float: ...
     @property
-    def mutual(self) -> torch.Tensor: ...
+    def bidirectional(self) -> torch.Tensor: ...
     @property
     def length(self) -> int: ...
 

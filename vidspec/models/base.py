@@ -168,7 +168,7 @@ class EmbeddedPrompt:
         visual: the visual tokens.
         next_position: rotary position of the first generated token; a fraction in Qwen3-Omni.
         audio: (A,) rows of the audio tokens, sorted; pruning drops none of them.
-        mutual: (M,) rows, sorted, that see each other both ways in every block (Molmo 2).
+        bidirectional: (M,) rows, sorted, that see each other both ways in every block (Molmo 2).
     """
 
     token_ids: torch.Tensor
@@ -177,7 +177,7 @@ class EmbeddedPrompt:
     visual: VisualTokens
     next_position: float
     audio: torch.Tensor = field(default_factory=_no_rows)
-    mutual: torch.Tensor = field(default_factory=_no_rows)
+    bidirectional: torch.Tensor = field(default_factory=_no_rows)
 
     @property
     def length(self) -> int:
@@ -242,7 +242,7 @@ class EmbeddedPrompt:
             deepstack=tuple(level[kept] for level in self.visual.deepstack),
             views=self.visual.views,
         )
-        positions, following, mutual = self.positions[..., rows], self.next_position, moved[self.mutual]
+        positions, following, bidirectional = self.positions[..., rows], self.next_position, moved[self.bidirectional]
         if compact:
             positions = torch.arange(len(rows), device=rows.device).expand_as(positions).clone()
             following = len(rows)
@@ -254,7 +254,7 @@ class EmbeddedPrompt:
             visual=visual,
             next_position=following,
             audio=moved[self.audio],
-            mutual=mutual[mutual >= 0],
+            bidirectional=bidirectional[bidirectional >= 0],
         )
 
 

@@ -43,7 +43,7 @@ class HeadRows:
     next_position: float = 0
 
     @property
-    def mutual(self) -> torch.Tensor:
+    def bidirectional(self) -> torch.Tensor:
         return torch.empty(0, dtype=torch.long)
 
     @property

@@ -68,7 +68,7 @@ def sizes_of(
         features=1 + len(getattr(vision, "deepstack_visual_indexes", None) or ()),
         tower_row=0 if vision is None else token_bytes(vision, every_block=adapter.keeps_blocks),
         pass_row=(3 * inner + 6 * hidden) * itemsize,
-        chunk=sys.maxsize if adapter.at_once else prefill_chunk(device, decoder.numbers),
+        chunk=sys.maxsize if adapter.has_bidirectional_rows else prefill_chunk(device, decoder.numbers),
     )
 
 

@@ -97,8 +97,8 @@ class PrefixCache:
         for sequence in self._earlier_sequences:
             if sequence.model is model:
                 count = min(_common_columns(sequence.rows, rows), sequence.span.length, prefix.length - 1)
-                if len(prefix.mutual) and count <= int(prefix.mutual[-1]):
-                    count = min(count, int(prefix.mutual[0]))
+                if len(prefix.bidirectional) and count <= int(prefix.bidirectional[-1]):
+                    count = min(count, int(prefix.bidirectional[0]))
                 if count > 0 and (best is None or count > best.rows):
                     best = PrefixHit(sequence.span, count)
         return best

@@ -75,7 +75,7 @@ class VideoLanguageModel:
     #: Attention implementation of the vision tower, as ``transformers`` names it; None without a tower.
     vision_attention: ClassVar[str | None] = "sdpa"
     #: True if the rows of the video see each other, so one pass reads them all.
-    at_once: ClassVar[bool] = False
+    has_bidirectional_rows: ClassVar[bool] = False
     #: True if the stock model keeps the hidden states of every tower block.
     keeps_blocks: ClassVar[bool] = False
     #: Rule for the number of visual tokens; None in a family that overrides :meth:`visual_tokens`.

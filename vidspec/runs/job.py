@@ -5,35 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from vidspec.bounds import STALL
-from vidspec.errors import GenerationError, as_vidspec_error
 from vidspec.escaping import mark_value
 from vidspec.events.observer import ClipPart
-from vidspec.events.record import Caption, OriginalRecord, failed_caption
+from vidspec.events.record import Caption
 from vidspec.models.request import CaptionRequest
 from vidspec.runs.allowance import FetchLimits
 from vidspec.runs.rendering import column_text, fill_fields, has_field, names_in_braces, template_fields
 
 if TYPE_CHECKING:
     from vidspec.runs.records import FileContent
+    from vidspec.runs.text_pass import TextPass
 
-__all__ = ["CONTEXT", "SUMMARY", "Job", "JobConfig", "JobQuestions", "JobResult", "MemberSource", "TextPass"]
+__all__ = ["CONTEXT", "Job", "JobConfig", "JobQuestions", "JobResult", "MemberSource"]
 
 #: Prompt of a segment that quotes the previous segment's caption.
 CONTEXT = "{prompt}\n\nThis is a later part of a longer video. The part before it was described like this: {previous}"
-
-#: Prompt of a second pass over a caption, without the video, for an instruction that does not place the caption itself.
-REWRITE = (
-    "Rewrite the description of a video below. Instruction: {instruction}\n"
-    "Answer with the new description only.\n\nDescription: {caption}"
-)
-#: Prompt of the summary of a clip from the captions of its segments, without the video.
-SUMMARY = (
-    "A video was described part by part, in order, with the times of each part. "
-    "Summarise the whole video in one paragraph, without times and without mentioning parts.\n\n{parts}"
-)
 
 
 class JobQuestions(NamedTuple):
@@ -147,15 +136,6 @@ class Job(CaptionRequest):
             return True
         return all(number in self.done for number in range(self.segment + 1, self.segments))
 
-    def text_only_job(self, prompt: str, text_pass: TextPass) -> Job:
-        """Return the job of a second pass."""
-        from vidspec.video.base import Clip
-
-        first = self.without_frames()
-        return replace(
-            first, clip=Clip.empty(), prompt=prompt, question=None, earlier=(), spent=0.0, text_pass=text_pass
-        )
-
     def without_frames(self) -> Job:
         """Return a copy without frames and caches, for records and other processes."""
         return replace(self, clip=None, cache=None, error=None, reread=None)
@@ -221,14 +201,6 @@ class JobConfig:
         text = questions.texts[job.segment or 0] if questions else job.planned_job.prompt or self.prompt
         return fill_fields(text, job.fields)
 
-    def rewrite_prompt(self, job: Job, caption: str) -> str:
-        """Return the prompt of a second pass over a caption."""
-        prompt = self.rewrite or ""
-        if "caption" not in names_in_braces(prompt):
-            prompt = REWRITE.replace("{instruction}", prompt)
-        fields = {**job.fields, "caption": caption}
-        return fill_fields(prompt, {name: mark_value(value) for name, value in fields.items()})
-
     def with_fields(self, job: Job) -> Job:
         """Return a job to caption, with the fields of its prompt filled; the planned job keeps their names.
 
@@ -252,41 +224,3 @@ class JobResult(NamedTuple):
     caption: Caption
     error: Exception | None
     job: Job
-
-
-class TextPass(NamedTuple):
-    """A prompt without a video, which completes the result of a job."""
-
-    kind: Literal["rewrite", "summary"]
-    result: JobResult
-    job: Job
-
-    def complete(self, answer: Caption | None, error: Exception | None) -> JobResult:
-        """Return the result with the answer, or with the error; a summary's error leaves the caption as it is."""
-        first = self.result.caption
-        original: OriginalRecord = {"text": first.caption or "", "ended": first.ended}
-        if answer is None:
-            error = self._explained(error)
-            about = failed_caption(first.path, as_vidspec_error(error)).error
-            if self.kind == "summary":
-                return self.result._replace(caption=replace(first, error=first.error or about), error=error)
-            failed = replace(first, caption=None, ended=None, lossless=None, original=original, error=about)
-            return self.result._replace(caption=failed, error=error)
-        seconds = answer.timings.get("end_to_end", 0.0)
-        timings = {**first.timings, self.kind: seconds}
-        timings["end_to_end"] = first.timings.get("end_to_end", 0.0) + seconds
-        if self.kind == "summary":
-            return self.result._replace(caption=replace(first, summary=answer.caption, timings=timings))
-        rewritten = replace(first, caption=answer.caption, ended=answer.ended, original=original, timings=timings)
-        return self.result._replace(caption=rewritten)
-
-    def _explained(self, error: Exception | None) -> Exception:
-        """Return the error of the pass, with its name; those of devices and bugs as they are."""
-        if not isinstance(error, GenerationError):
-            return error or AssertionError("a second pass without an answer has an error")
-        path = self.result.caption.path
-        hint = error.hint
-        if error.kind == "context":
-            hint = "longer segments" if self.kind == "summary" else "fewer --max-new-tokens"
-        message = f"{path}: its {self.kind}: {error.message.removeprefix(f'{path}: ')}"
-        return GenerationError(message, hint=hint, kind=error.kind, stage=self.kind)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vidspec.decoding.prompts import PromptQueue
-from vidspec.errors import GenerationError, VidspecError, as_vidspec_error
+from vidspec.errors import GenerationError, VidspecError
 from vidspec.escaping import mark_value
 from vidspec.events.compare import first_difference, speed_against
 from vidspec.events.events import Event, Finished, InputsReleased, LoopLoad
@@ -17,7 +17,8 @@ from vidspec.events.record import Caption, failed_caption
 from vidspec.models.prefix_cache import PrefixCache
 from vidspec.models.request import DialogueTurn, Question
 from vidspec.runs.formats.base import time_range
-from vidspec.runs.job import CONTEXT, SUMMARY, Job, JobConfig, JobResult, TextPass
+from vidspec.runs.job import CONTEXT, Job, JobConfig, JobResult
+from vidspec.runs.text_pass import rewrite_job, summary_job
 from vidspec.runs.timed_events import checked_events, timed_events
 
 if TYPE_CHECKING:
@@ -137,24 +138,15 @@ class _ClipParts:
         """Queue the second pass over a job's caption; False if there is none."""
         if self._config.rewrite is None or not result.caption.caption:
             return False
-        prompt = self._config.rewrite_prompt(job, result.caption.caption)
-        self._ready.append(job.text_only_job(prompt, TextPass("rewrite", result, job)))
+        self._ready.append(rewrite_job(self._config.rewrite, result, job))
         return True
 
     def summarise(self, result: JobResult) -> bool:
         """Queue the summary of all segments after the result of the last; False if there is none."""
-        job = result.job
-        captions = [(span, self._captions.get(number)) for number, span in enumerate(job.spans)]
-        lines = [
-            f"{start:g} s to {end:g} s: {mark_value(' '.join(caption.split()))}"
-            for (start, end), caption in captions
-            if caption
-        ]
-        if not (job.is_last and lines):
-            return False
-        prompt = SUMMARY.format(parts="\n".join(lines))
-        self._ready.append(job.text_only_job(prompt, TextPass("summary", result, job)))
-        return True
+        job = summary_job(result, self._captions)
+        if job is not None:
+            self._ready.append(job)
+        return job is not None
 
     def _with_context(self, job: Job) -> Job:
         """Return a segment whose prompt quotes the previous caption, if configured and available."""
@@ -347,7 +339,7 @@ class _JobSource:
                 caption = _with_checked_events(caption, job)
             return JobResult(_with_comparison(self._captioner, caption, job, self._config), None, frameless)
         except Exception as error:
-            record = failed_caption(job.path, as_vidspec_error(error), profile=self._captioner.profile.name)
+            record = failed_caption(job.path, VidspecError.of(error), profile=self._captioner.profile.name)
             if caption is not None:  # captioned but not confirmed: keep the measurements
                 record = replace(caption, caption=None, ended=None, lossless=None, error=record.error)
             return JobResult(record, error, frameless)

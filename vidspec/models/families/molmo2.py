@@ -54,7 +54,7 @@ class Molmo2(VideoLanguageModel):
 
     family = "molmo2"
     visual_token: ClassVar[str] = "image_patch_id"
-    at_once: ClassVar[bool] = True
+    has_bidirectional_rows: ClassVar[bool] = True
     keeps_blocks: ClassVar[bool] = True
     chat_template: ClassVar[str] = CHAT_TEMPLATE
 
@@ -144,11 +144,12 @@ class Molmo2(VideoLanguageModel):
 
     def _embed_prompt(self, token_ids: list[int], rows: torch.Tensor, vision: VisionOutput | None) -> EmbeddedPrompt:
         prefix = super()._embed_prompt(token_ids, rows, vision)
-        return replace(prefix, mutual=torch.isin(prefix.token_ids.cpu(), self._marks).nonzero()[:, 0].to(self.device))
+        seen = torch.isin(prefix.token_ids.cpu(), self._marks).nonzero()[:, 0]
+        return replace(prefix, bidirectional=seen.to(self.device))
 
     def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
         kinds = torch.zeros_like(prefix.token_ids)
-        kinds[prefix.mutual] = 1
+        kinds[prefix.bidirectional] = 1
         return {**self._tower_inputs(pixels), "mm_token_type_ids": kinds[None]}
 
 

@@ -139,11 +139,16 @@ def adapter(seed: int = 0, decoder: str = "auto") -> Qwen25Omni:
 def save(folder: Path, _kind: str, **options: Any) -> None:
     """Write a checkpoint as it is published."""
     whole = config(options.get("layers", LAYERS), options.get("padding", 7))
-    save_thinker(folder, published(stock(**options)), whole, PROCESSOR, CHAT_TEMPLATE)
+    save_thinker(folder, published(stock(**options)), whole, tokenizer(), PROCESSOR, CHAT_TEMPLATE)
 
 
 def save_thinker(
-    folder: Path, weights: dict[str, torch.Tensor], whole: Any, processor: dict[str, Any], template: str
+    folder: Path,
+    weights: dict[str, torch.Tensor],
+    whole: Any,
+    words: PreTrainedTokenizerFast,
+    processor: dict[str, Any],
+    template: str,
 ) -> None:
     """Write the thinker's weights under its name, beside those of other parts."""
     from safetensors.torch import save_file
@@ -153,7 +158,7 @@ def save_thinker(
     weights["talker.codec_head.weight"] = torch.zeros(2, 2)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     whole.save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
+    words.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(processor), encoding="utf-8")
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 

@@ -99,7 +99,8 @@ def adapter(seed: int = 0, decoder: str = "auto") -> Qwen3OmniMoe:
 def save(folder: Path, _kind: str, **options: Any) -> None:
     """Write a checkpoint as it is published: every expert by itself."""
     whole = config(options.get("padding", 7))
-    qwen2_5_omni.save_thinker(folder, published(stock(**options)), whole, PROCESSOR, CHAT_TEMPLATE)
+    weights = published(stock(**options))
+    qwen2_5_omni.save_thinker(folder, weights, whole, tokenizer(), PROCESSOR, CHAT_TEMPLATE)
 
 
 def published(model: Any) -> dict[str, torch.Tensor]:

@@ -119,8 +119,12 @@ def _render_in_fork(
     try:
         reply: RenderedPrompt = child.receive(time.monotonic() + WALL_S)
         return reply
-    except (ChildEnded, TimeoutError):
+    except TimeoutError:
         return RenderedPrompt("", "takes too long")
+    except ChildEnded as error:
+        # The kernel ends it by a signal at the limit of CPU time; any other end is no fault of the template.
+        over = error.reason in ("SIGKILL", "SIGXCPU")
+        return RenderedPrompt("", "takes too long" if over else f"cannot be rendered: its process ended ({error})")
     finally:
         child.end()
 

@@ -33,6 +33,7 @@ __all__ = [
     "LIMITS",
     "TABLE",
     "Compiled",
+    "awaited_loads",
     "compare",
     "compiled",
     "main",
@@ -159,13 +160,11 @@ def product_launches() -> Iterator[tuple[str, Launch]]:
         added = (
             (place(out, dtype=given.dtype), place(rows, out, dtype=given.dtype)) if kind == "split" else (None, None)
         )
-        if group:
-            of = place(inner // group, out, dtype=torch.bfloat16), place(inner // group, out, dtype=torch.int8)
         call = partial(
             kernel_quantised.few_row_product,
             given,
             place(out, inner // (8 if group else 4), dtype=torch.int32),
-            *(of if group else (place(out), None)),
+            place(inner // group, out, dtype=torch.int32) if group else place(out),
             *added,
         )
         for one in launches(kernel_quantised, call):
@@ -210,6 +209,18 @@ def tensor_core_instructions(launch: Launch, capability: int) -> set[str]:
     return set(
         re.findall(r"mma\.sync\.aligned\.m\d+n\d+k\d+|wgmma|tcgen05\.mma", _compile(launch, capability).asm["ptx"])
     )
+
+
+def awaited_loads(launch: Launch, capability: int) -> int:
+    """Return the loads in a kernel's loops that are not copied ahead: each waits for memory before the loop goes on."""
+    count, depth = 0, 0
+    for line in _compile(launch, capability).asm["ttgir"].splitlines():
+        if "scf.for" in line:
+            depth += 1
+        elif "scf.yield" in line and depth:
+            depth -= 1
+        count += depth > 0 and "tt.load" in line
+    return count
 
 
 def _compile(launch: Launch, capability: int) -> Any:

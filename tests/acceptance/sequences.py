@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable
 
 import torch
-from scipy.stats import chi2
 
 from tests.decoding.toys import Prefix, Table
 from vidspec.decoding.limits import StoppingRules
@@ -51,6 +50,8 @@ def p_value(texts: Iterable[Prefix], exact: dict[Prefix, float]) -> float:
 
     A text that cannot occur gives 0.
     """
+    from scipy.stats import chi2  # it takes seconds
+
     seen = Counter(texts)
     total = sum(seen.values())
     if any(text not in exact for text in seen):

@@ -13,7 +13,7 @@ from research.random_decoder import engine_of, language
 from research.sizes import Size
 from tests.tiers import in_turn
 from vidspec.engine import few_rows, quantised, stored_codes
-from vidspec.engine.few_rows import FEW_ROWS, KernelMatrix, pack_words, unpack_words
+from vidspec.engine.few_rows import FEW_ROWS, KernelMatrix, pack_levels, pack_words, unpack_levels, unpack_words
 from vidspec.engine.quantised import quantise_weight
 from vidspec.engine.rows import Rows
 from vidspec.engine.stored_codes import StoredCodes
@@ -71,17 +71,17 @@ def seeded():
 
 
 def random_weight(bits, shape, group, dtype, seed=0):
-    """Return words, scales, zeros, and the weight in float64."""
+    """Return words, scales or levels, and the weight in float64."""
     rng, (out, inner) = torch.Generator().manual_seed(seed), shape
     if bits == 8:
         codes = torch.randint(-128, 128, shape, dtype=torch.int8, generator=rng)
         scales = torch.rand(out, generator=rng) / 64
-        return pack_words(codes, 8), scales, None, codes.double() * scales.double()[:, None]
+        return pack_words(codes, 8), scales, codes.double() * scales.double()[:, None]
     codes = torch.randint(0, 16, shape, dtype=torch.uint8, generator=rng)
     scales = (torch.rand(inner // group, out, generator=rng) / 16).to(dtype)
     zeros = torch.randint(0, 17, (inner // group, out), dtype=torch.int8, generator=rng)
     over = [one.t().double().repeat_interleave(group, 1) for one in (scales, zeros)]
-    return pack_words(codes, 4), scales, zeros, (codes.double() - over[1]) * over[0]
+    return pack_words(codes, 4), pack_levels(scales, zeros), (codes.double() - over[1]) * over[0]
 
 
 def on_device(*tensors):
@@ -150,6 +150,15 @@ def test_codes_are_packed_in_words_and_back(bits):
     assert torch.equal(unpack_words(words, bits), codes)
 
 
+def test_a_level_holds_a_scale_and_a_zero():
+    """A scale of 16 bits exactly, any other to 19; negative ones too."""
+    scales = torch.cat([torch.randn(500).half().float(), torch.randn(500).bfloat16().float(), torch.randn(500) * 1e-3])
+    zeros = torch.arange(1500) % 17
+    kept, codes = unpack_levels(pack_levels(scales, zeros))
+    assert torch.equal(codes, zeros.int()) and torch.equal(kept[:1000], scales[:1000])
+    torch.testing.assert_close(kept, scales, rtol=2**-19, atol=0)
+
+
 class Operations(TorchDispatchMode):
     """Names of the operations that run."""
 
@@ -167,9 +176,9 @@ def calls(monkeypatch):
     """Rows of each call of the kernel, whose place a product in float64 takes."""
     counts = []
 
-    def product(rows, words, scales, zeros, bias, residual):
+    def product(rows, words, scales, bias, residual):
         counts.append(len(rows))
-        made = KernelMatrix(words, scales, zeros)
+        made = KernelMatrix(words, scales)
         out = rows.double() @ made.dense(torch.float64, rows.device).t()
         for added in (bias, residual):
             out = out if added is None else out + added.double()
@@ -185,9 +194,9 @@ def calls(monkeypatch):
 @pytest.mark.parametrize("bias", [False, True])
 def test_prompts_are_products_of_dequantised_blocks(monkeypatch, calls, bits, bias):
     monkeypatch.setattr(few_rows, "_BLOCK", 64 * 256)
-    words, scales, zeros, weight = random_weight(bits, (200, 256), 64, torch.bfloat16)
+    words, scales, weight = random_weight(bits, (200, 256), 64, torch.bfloat16)
     added = torch.randn(200, dtype=torch.bfloat16) if bias else None
-    made, wide = KernelMatrix(words, scales, zeros, added), torch.randn(FEW_ROWS + 1, 256, dtype=torch.bfloat16)
+    made, wide = KernelMatrix(words, scales, added), torch.randn(FEW_ROWS + 1, 256, dtype=torch.bfloat16)
     residual = torch.randn(FEW_ROWS + 1, 200, dtype=torch.bfloat16)
     with Operations() as ran:
         got = made(wide)
@@ -203,9 +212,9 @@ def test_prompts_are_products_of_dequantised_blocks(monkeypatch, calls, bits, bi
 
 
 def test_float32_rows_take_dequantised_weights(calls):
-    words, scales, zeros, weight = random_weight(4, (64, 128), 32, torch.float16)
+    words, scales, weight = random_weight(4, (64, 128), 32, torch.float16)
     rows = torch.randn(2, 128)
-    got = KernelMatrix(words, scales, zeros)(rows)
+    got = KernelMatrix(words, scales)(rows)
     torch.testing.assert_close(got.double(), rows.double() @ weight.t(), rtol=1e-4, atol=1e-4)
     assert calls == []
 
@@ -226,16 +235,19 @@ def test_weights_are_rounded_for_the_kernels(calls, precision, closeness):
 def test_codes_of_a_checkpoint_stay(calls, bits, scales):
     parts, weights = [], []
     for seed in (0, 1):
-        words, scale, zeros, weight = random_weight(bits, (64, 256), 64, torch.float16, seed)
-        of = (scale[:, None], torch.zeros(64, 1)) if zeros is None else (scale.t().to(scales), zeros.t().float())
+        words, scale, weight = random_weight(bits, (64, 256), 64, torch.float16, seed)
+        if bits == 8:
+            of = scale[:, None], torch.zeros(64, 1)
+        else:
+            scale, zeros = unpack_levels(scale.t())
+            of = scale.to(scales), zeros.float()
         parts.append(StoredCodes.of(unpack_words(words, bits), *of))
         weights.append(weight)
     made = StoredCodes.join(parts, None, torch.device("cpu"))
-    exact = bits == 8 or scales is torch.float16
     assert isinstance(made, KernelMatrix)
     dense = made.dense(torch.float32, torch.device("cpu")).double()
-    torch.testing.assert_close(dense, torch.cat(weights), rtol=2**-22 if exact else 2**-8, atol=0)
-    assert made.nbytes == 128 * ((256 + 4) if bits == 8 else 128 + 4 * 3)
+    torch.testing.assert_close(dense, torch.cat(weights), rtol=2**-22, atol=0)
+    assert made.nbytes == 128 * ((256 + 4) if bits == 8 else 128 + 4 * 4)
 
 
 @pytest.mark.full

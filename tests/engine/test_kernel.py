@@ -120,10 +120,12 @@ def test_a_row_alone_and_within_a_window_is_the_same_to_the_bit(before, monkeypa
     def run(first, count):
         """Rows of the window from ``first`` on, and idle ones."""
         columns = [[before + first, before + first + count, 3, 0, (2 << row) - 1, began] for row in range(count)]
-        columns += [[0, 1, before + 19, row, 1, 1] for row in range(count, 8)]
+        columns += [[0, 1, before + 19, row, 1, 0] for row in range(count, 8)]
         places = torch.tensor(columns).t().contiguous().to(DEVICE)
         own = torch.cat([query[first : first + count], torch.zeros_like(query[: 8 - count])])
-        return split_attention(own, slab[0], slab[1], places, width**-0.5)[:count]
+        got = split_attention(own, slab[0], slab[1], places, width**-0.5)
+        assert not got[count:].any()
+        return got[:count]
 
     window = run(0, 6)
     for row in (0, 5):

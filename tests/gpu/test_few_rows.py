@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 
+from research.gpu.kernels import replayed_seconds
 from tests.gpu.places import DEVICE, SMOKE, cuda_only, needs_replay
 from vidspec.engine import quantised
 from vidspec.engine.few_rows import KernelMatrix
@@ -51,22 +52,8 @@ def test_a_row_is_multiplied_faster_than_in_bfloat16(precision, record_property)
     """Replayed, as in a pass: launches by the host take longer. Its share of the bandwidth is a figure to record."""
     weight = torch.randn(37888, 3584, dtype=torch.bfloat16, device=DEVICE) / 64
     made, row = quantise_weight(weight, None, precision), torch.randn(1, 3584, dtype=torch.bfloat16, device=DEVICE)
-    plain, own = replay_seconds(lambda: torch.mm(row, weight.t())), replay_seconds(lambda: made(row))
+    plain, own = (
+        replayed_seconds([call] * 10, DEVICE) for call in (lambda: torch.mm(row, weight.t()), lambda: made(row))
+    )
     record_property("bytes_per_s", {"bfloat16": weight.nbytes / plain, precision: made.nbytes / own})
     assert own < plain
-
-
-def replay_seconds(product, repeats=10):
-    """Seconds of a product on the device."""
-    product()  # compiles it
-    torch.cuda.synchronize()
-    graph, (begin, end) = torch.cuda.CUDAGraph(), (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    with torch.cuda.graph(graph):
-        for _ in range(repeats):
-            product()
-    graph.replay()
-    begin.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / 1e3 / repeats

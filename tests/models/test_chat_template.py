@@ -59,3 +59,19 @@ def test_a_process_with_cuda_is_not_forked(monkeypatch):
         renderer("m", [], template="1")
     assert renderer("m", [], template="1") == "1" and renderer._child is not child
     renderer._child.end()
+
+
+@pytest.mark.parametrize(("stuck", "ends"), [(2, "time.sleep(60)"), (1, "os._exit(3)"), (3, "time.sleep(60)")])
+def test_a_fork_that_is_stuck_or_dies_is_replaced(tmp_path, monkeypatch, stuck, ends):
+    """A lock that a thread held when it was forked is no fault of the template."""
+    monkeypatch.setattr(chat_template, "SILENT_S", 0.1)
+    marks = repr(str(tmp_path))
+    first = f"len(os.listdir({marks})) < {stuck} and not os.mkdir(os.path.join({marks}, str(os.getpid())))"
+    template = f"{ends} if {first} else 'text'"
+    renderer = TemplateRenderer(apply)
+    if stuck < chat_template.ATTEMPTS:
+        assert renderer("m", [], template=template) == "text"
+    else:
+        with pytest.raises(ModelError, match=r"its process ended 3 times \(SIGKILL\)"):
+            renderer("m", [], template=template)
+    assert len(list(tmp_path.iterdir())) == stuck

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import httpx
 import numpy as np
-import openai
 import pytest
 import torch
 from PIL import Image
@@ -50,6 +49,8 @@ def frames_as(captioner, kind):
 @pytest.mark.full
 def test_cosmos_curate(url, captioner):
     """``OpenAICaptionStage``: it asks for the models first, and for the default number of tokens."""
+    import openai  # it takes seconds
+
     with openai.OpenAI(base_url=f"{url}/v1", api_key="sk-123456", max_retries=0) as client:
         (model,) = client.models.list().data
         parts = [
@@ -69,6 +70,8 @@ def test_cosmos_curate(url, captioner):
 @pytest.mark.parametrize("sends", ["frames", "url"])
 def test_lmms_eval(url, captioner, sends):
     """The chat backend ``openai``: PNG frames before the text, or the file's URL; no system message, an empty one."""
+    import openai  # it takes seconds
+
     coded, clip = frames_as(captioner, "png")
     media = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{one}"}} for one in coded]
     if sends == "url":

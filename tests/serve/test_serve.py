@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
-import openai
 import pytest
 from PIL import Image
 
@@ -46,6 +45,8 @@ def server(captioner):
 
 @pytest.fixture(scope="module")
 def client(server):
+    import openai  # seconds, for one test
+
     with openai.OpenAI(base_url=f"{server[0]}/v1", api_key="none", max_retries=0) as made:
         yield made
 

@@ -16,7 +16,10 @@ __all__ = [
     "KernelMatrix",
     "blocked_product",
     "load_product",
+    "pack_levels",
     "pack_words",
+    "round_scales",
+    "unpack_levels",
     "unpack_words",
 ]
 
@@ -27,15 +30,7 @@ FEW_ROWS = 256
 _BLOCK = 2**23
 #: Signature of a kernel, see :func:`~vidspec.engine.kernel_quantised.few_row_product`.
 FewRowProduct: TypeAlias = Callable[
-    [
-        torch.Tensor,
-        torch.Tensor,
-        torch.Tensor,
-        torch.Tensor | None,
-        torch.Tensor | None,
-        torch.Tensor | None,
-    ],
-    torch.Tensor,
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None], torch.Tensor
 ]
 
 
@@ -51,19 +46,16 @@ class KernelMatrix(Matrix):
 
     Args:
         words: (out, in * bits / 32) int32, see :func:`pack_words`.
-        scales: (out,) float32 for eight bits; (groups, out) bfloat16 or float16 for four.
-        zeros: (groups, out) int8, the codes of 0, from 0 to 16; None for eight bits.
+        scales: (out,) float32 for eight bits; (groups, out) int32 for four, see :func:`pack_levels`.
         bias: (out,), or None.
     """
 
-    def __init__(
-        self, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, bias: torch.Tensor | None = None
-    ) -> None:
-        self._bits: Literal[8, 4] = 8 if zeros is None else 4
-        self.precision = "int8" if zeros is None else "int4"
+    def __init__(self, words: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self._bits: Literal[8, 4] = 8 if scales.dtype is torch.float32 else 4
+        self.precision = "int8" if self._bits == 8 else "int4"
         self.shape, self.bias = (len(words), words.shape[1] * 32 // self._bits), bias
-        self._words, self._scales, self._zeros = words, scales, zeros
-        self.nbytes = words.nbytes + scales.nbytes + (0 if zeros is None else zeros.nbytes)
+        self._words, self._scales = words, scales
+        self.nbytes = words.nbytes + scales.nbytes
         self._few_rows = load_product()
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
@@ -74,17 +66,17 @@ class KernelMatrix(Matrix):
 
     def _product(self, rows: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         if len(rows) <= FEW_ROWS and rows.dtype is not torch.float32:
-            return self._few_rows(rows, self._words, self._scales, self._zeros, self.bias, residual)
+            return self._few_rows(rows, self._words, self._scales, self.bias, residual)
         out = blocked_product(rows, self._dequantise, self.shape, self.bias)
         return out if residual is None else out.add_(residual)
 
     def _dequantise(self, outputs: slice, dtype: torch.dtype) -> torch.Tensor:
         """Return the weights of a run of outputs (n, in)."""
         codes = unpack_words(self._words[outputs], self._bits)
-        if self._zeros is None:
+        if self._bits == 8:
             return (codes * self._scales[outputs, None]).to(dtype)
-        zeros, scales = self._zeros[:, outputs].t(), self._scales[:, outputs].t().float()
-        parts = codes.float().unflatten(1, (len(self._zeros), -1))
+        scales, zeros = unpack_levels(self._scales[:, outputs].t())
+        parts = codes.float().unflatten(1, (len(self._scales), -1))
         weight: torch.Tensor = parts.sub_(zeros[..., None]).mul_(scales[..., None])
         return weight.to(dtype).flatten(1)
 
@@ -141,3 +133,25 @@ def unpack_words(words: torch.Tensor, bits: Literal[8, 4]) -> torch.Tensor:
     halves = words.view(torch.uint8).unflatten(1, (-1, 16, 2, 2))  # out, step, word, half, pair of runs
     runs = torch.stack([halves & 15, halves >> 4], dim=-1).permute(0, 1, 4, 5, 2, 3)
     return runs.flatten(1)
+
+
+def round_scales(scales: torch.Tensor) -> torch.Tensor:
+    """Return positive scales rounded to what :func:`pack_levels` keeps of a float32: all but its last five bits."""
+    return (scales.float().contiguous().view(torch.int32) + 16 & -32).view(torch.float32)
+
+
+def pack_levels(scales: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
+    """Return scales and the codes of 0, from 0 to 16, as int32: a float32 whose last five bits are the code.
+
+    One number for both, as wide as what a GPU copies into shared memory ahead of the products that need it.
+
+    Args:
+        scales: of any dtype and shape; rounded by :func:`round_scales`, exact of 16 bits.
+        zeros: whole numbers of that shape.
+    """
+    return round_scales(scales).view(torch.int32) | zeros.to(torch.int32)
+
+
+def unpack_levels(levels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the scales, float32, and the zeros, int32, of :func:`pack_levels`."""
+    return (levels & -32).contiguous().view(torch.float32), levels & 31

@@ -93,8 +93,8 @@ class GraphStep:
         table: (9 + axes, count) int64, for each row: token id; rotary positions; entries of its sequence before it on
             its path; slot in the slab; entries that all rows of its sequence see; entries of the sequence; its first
             entry in the slab; its first row in the pass; the later entries that this row sees, as bits; entries of its
-            sequence in its first replayed pass. The fields that a next token advances come first. For a chained pass a
-            last row has the number of tokens to read, 0 for idle rows.
+            sequence in its first replayed pass, 0 for idle rows. The fields that a next token advances come first. For
+            a chained pass a last row has the number of tokens to read, 0 for idle rows.
         logits, hidden: (count, vocabulary) and (count, hidden) of the last pass.
         entering: (count, hidden) input of each ``tapped`` block in the last pass, by block.
         states: (count, width) of a head, the state that it reads with each row's token; a chained pass replaces it.
@@ -267,6 +267,6 @@ _CAUSAL = np.array(_visible_bits(range(-1, MOST - 1)))
 
 
 def _idle_table(slab: Slab, axes: int, count: int) -> np.ndarray:
-    """Return the table of a chained pass of rows that attend only to themselves, in the slab's scratch entry."""
-    columns = [[0, *[0] * axes, 0, slab.capacity, 0, 1, slab.capacity, place, 1, 1, 0] for place in range(count)]
+    """Return the table of a chained pass of idle rows, which write to the slab's scratch entry."""
+    columns = [[0, *[0] * axes, 0, slab.capacity, 0, 1, slab.capacity, place, 1, 0, 0] for place in range(count)]
     return np.ascontiguousarray(np.array(columns).T)

@@ -38,7 +38,6 @@ def few_row_product(
     rows: torch.Tensor,
     words: torch.Tensor,
     scales: torch.Tensor,
-    zeros: torch.Tensor | None,
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
 ) -> torch.Tensor:
@@ -47,8 +46,8 @@ def few_row_product(
     Args:
         rows: (R, in) bfloat16 or float16, numbers of a row dense.
         words: (out, in * bits / 32) int32, see :func:`~vidspec.engine.few_rows.pack_words`.
-        scales: (out,) float32 for eight bits; (groups, out) for four, groups of 32, 64 or a multiple of 128 inputs.
-        zeros: (groups, out) int8, the codes of 0; None for eight bits.
+        scales: (out,) float32 for eight bits; (groups, out) int32 for four, see
+            :func:`~vidspec.engine.few_rows.pack_levels`, groups of 32, 64 or a multiple of 128 inputs.
         bias: (out,), or None.
         residual: (R, out), numbers of a row dense; or None.
 
@@ -73,10 +72,10 @@ def few_row_product(
     given = *added, out, parts, arrived, count, outputs, *strides
     grid, options = (blocks, tiles, splits), {"num_warps": _WARPS, "num_stages": 4}
     with torch.cuda.device_of(rows):
-        if zeros is None:
+        if scales.dtype is torch.float32:
             _product8[grid](rows, words, scales, *given, **shared, **options)
         else:
-            _product4[grid](rows, words, scales, zeros, *given, **shared, GROUP=inner // len(scales), **options)
+            _product4[grid](rows, words, scales, *given, **shared, GROUP=inner // len(scales), **options)
     return out
 
 
@@ -133,8 +132,7 @@ def _product8(  # type: ignore[no-untyped-def]
 def _product4(  # type: ignore[no-untyped-def]
     rows,
     words,
-    scales,
-    zeros,
+    levels,
     bias,
     residual,
     out,
@@ -155,7 +153,9 @@ def _product4(  # type: ignore[no-untyped-def]
     """Multiply a tile of outputs by a block of rows over one split of the inputs: codes of four bits in groups.
 
     Two codes at a time become numbers without a conversion: they are the last bits of numbers between BASE and
-    BASE + 32, where those of the dtype are whole. The zero is subtracted before, and BASE + 16 after.
+    BASE + 32, where those of the dtype are whole. The zero is subtracted before, and BASE + 16 after. Scale and zero
+    are one number of 32 bits, which Triton copies steps ahead like the codes: narrower ones were loaded in their step,
+    and the products waited for them.
     """
     output = tl.program_id(1) * TILE + tl.arange(0, TILE)
     row, run, pair = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, 32), tl.arange(0, 16)
@@ -174,9 +174,9 @@ def _product4(  # type: ignore[no-untyped-def]
             inner = step * 128 + place * 32 + run
             if place % RUNS == 0:
                 group = (step * 128 + place * 32) // GROUP * outputs + output
-                scale = tl.load(scales + group, mask=output < outputs, other=0.0).to(tl.float32)
-                zero = tl.load(zeros + group, mask=output < outputs, other=0).to(tl.int32)
-                raised = ((16 - zero) * 0x00010001 + BITS)[:, None]
+                level = tl.load(levels + group, mask=output < outputs, other=0)
+                scale = (level & -32).to(tl.float32, bitcast=True)
+                raised = ((16 - (level & 31)) * 0x00010001 + BITS)[:, None]
                 part = tl.zeros([TILE, ROWS], tl.float32)
             some = tl.load(rows + row[:, None] * row_stride + inner[None], mask=given, other=0.0)
             both = ((word >> (4 * place)) & 0x000F000F) + raised
@@ -218,7 +218,7 @@ def _finish(  # type: ignore[no-untyped-def]
         if before == SPLITS - 1:
             tl.store(arrived + place, 0)
             summed = tl.zeros([TILE, ROWS], tl.float32)
-            for split in range(SPLITS):
+            for split in tl.static_range(SPLITS):  # all loads at once, not one after the other
                 part = tl.load(base + split * (ROWS * TILE), mask=given, other=0.0, cache_modifier=".cg")
                 summed += part
             _write(summed, added, count, outputs, ROWS, TILE, HAS_BIAS, HAS_RESIDUAL)

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 
 from vidspec.engine.block_kernels import CAPABILITY, runs_triton
-from vidspec.engine.few_rows import KernelMatrix, blocked_product, pack_words
+from vidspec.engine.few_rows import KernelMatrix, blocked_product, pack_levels, pack_words, round_scales
 from vidspec.engine.matrix import STEP, X86, Matrix, Precision, row_blocks
 
 __all__ = [
@@ -299,24 +299,24 @@ def _round_outputs(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _round_groups(
-    weight: torch.Tensor, group: int, stored: torch.dtype | None = None
+    weight: torch.Tensor, group: int, *, whole: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the codes from 0 to 15, the scales and the zeros (out, in / group) of a weight (out, in).
 
     Args:
         weight: (out, in).
         group: inputs that share a scale.
-        stored: dtype of the scales, for whole zeros from 0 to 15; None for float32 and fractional ones.
+        whole: True for zeros from 0 to 15 and scales that the kernels keep; False for float32 and fractional ones.
     """
     parts = weight.float().unflatten(1, (-1, group))
     least, largest = parts.amin(-1), parts.amax(-1)
-    if stored is not None:
+    if whole:
         least, largest = least.clamp_(max=0), largest.clamp_(min=0)
     scales = ((largest - least) / 15).clamp_min_(1e-12)
-    if stored is not None:
-        scales = scales.to(stored).float()
+    if whole:
+        scales = round_scales(scales)
     zeros = -least / scales
-    if stored is not None:
+    if whole:
         zeros = zeros.round_().clamp_(0, 15)
     numbers = parts.div(scales[..., None]).add_(zeros[..., None])
     return numbers.round_().clamp_(0, 15).to(torch.uint8).flatten(1), scales, zeros
@@ -339,7 +339,7 @@ def int4_bytes(shape: tuple[int, int], group: int, kernel: QuantisedKernel) -> i
     (out, inner), groups = shape, shape[1] // group
     if kernel == "dense":
         return out * (inner + groups * 8)
-    return out * (inner // 2 + groups * (3 if kernel == "triton" else 4))
+    return out * (inner // 2 + groups * 4)
 
 
 def quantise_weight(weight: torch.Tensor, bias: torch.Tensor | None, precision: Precision) -> Matrix:
@@ -355,10 +355,9 @@ def quantise_weight(weight: torch.Tensor, bias: torch.Tensor | None, precision: 
         for rows in row_blocks(weight.shape, BLOCK):
             codes, scales[rows] = _round_outputs(weight[rows])
             words[rows] = pack_words(codes, 8)
-        return KernelMatrix(words, scales, None, bias)
-    scales = torch.empty(weight.shape[1] // group, len(weight), dtype=torch.bfloat16, device=weight.device)
-    zeros = torch.empty_like(scales, dtype=torch.int8)
+        return KernelMatrix(words, scales, bias)
+    levels = torch.empty(weight.shape[1] // group, len(weight), dtype=torch.int32, device=weight.device)
     for rows in row_blocks(weight.shape, BLOCK):
-        codes, of_groups, zeros_of_groups = _round_groups(weight[rows], group, scales.dtype)
-        words[rows], scales[:, rows], zeros[:, rows] = pack_words(codes, 4), of_groups.t(), zeros_of_groups.t()
-    return KernelMatrix(words, scales, zeros, bias)
+        codes, scales, zeros = _round_groups(weight[rows], group, whole=True)
+        words[rows], levels[:, rows] = pack_words(codes, 4), pack_levels(scales, zeros).t()
+    return KernelMatrix(words, levels, bias)

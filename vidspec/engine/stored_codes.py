@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from vidspec.engine.few_rows import KernelMatrix, pack_words
+from vidspec.engine.few_rows import KernelMatrix, pack_levels, pack_words
 from vidspec.engine.matrix import Matrix, row_blocks
 from vidspec.engine.quantised import BLOCK, Int4Matrix, Int8Matrix, int4_bytes, kernel_on
 
@@ -84,11 +84,8 @@ class StoredCodes(NamedTuple):
         for outputs in row_blocks(self.shape, BLOCK):
             words[outputs] = pack_words(self.part(outputs).numbers, self.bits)
         if self.bits == 8:
-            return KernelMatrix(words, self.scales[:, 0].float().contiguous(), None, bias)
-        half = self.scales.dtype if self.scales.dtype is torch.float16 else torch.bfloat16
-        return KernelMatrix(
-            words, self.scales.t().to(half).contiguous(), self.zeros.t().to(torch.int8).contiguous(), bias
-        )
+            return KernelMatrix(words, self.scales[:, 0].float().contiguous(), bias)
+        return KernelMatrix(words, pack_levels(self.scales, self.zeros).t().contiguous(), bias)
 
     @staticmethod
     def nbytes(bits: int, shape: tuple[int, int], group: int, device: torch.device, dtype: torch.dtype) -> int:

@@ -23,6 +23,8 @@ __all__ = ["TemplateRenderer", "set_limits"]
 
 #: Limits of the rendering process: CPU seconds, wall seconds, bytes beyond those it shares with this one.
 CPU_S, WALL_S, ROOM = 2, 10.0, 256 << 20
+#: Forks for one prompt, and seconds without any work after which one counts as stuck.
+ATTEMPTS, SILENT_S = 3, 1.0
 #: Seconds for a spawned process to start.
 START_S = 120.0
 #: Maximum characters of a prompt; a context of 128k tokens has a few per token.
@@ -115,18 +117,33 @@ def _serve(channel: Channel, apply: Callable[..., str]) -> None:
 def _render_in_fork(
     apply: Callable[..., str], messages: Sequence[Mapping[str, object]], options: Mapping[str, object]
 ) -> RenderedPrompt:
-    child = fork(_send_rendered, apply, messages, options)
-    try:
-        reply: RenderedPrompt = child.receive(time.monotonic() + WALL_S)
-        return reply
-    except TimeoutError:
-        return RenderedPrompt("", "takes too long")
-    except ChildEnded as error:
-        # The kernel ends it by a signal at the limit of CPU time; any other end is no fault of the template.
-        over = error.reason in ("SIGKILL", "SIGXCPU")
-        return RenderedPrompt("", "takes too long" if over else f"cannot be rendered: its process ended ({error})")
-    finally:
-        child.end()
+    for _ in range(ATTEMPTS):
+        child = fork(_send_rendered, apply, messages, options)
+        try:
+            reply = _receive(child)
+        finally:
+            reason = child.end()
+        if reply is not None:
+            return reply
+    return RenderedPrompt("", f"cannot be rendered: its process ended {ATTEMPTS} times ({reason})")
+
+
+def _receive(child: Child) -> RenderedPrompt | None:
+    """Return a fork's reply; None where it fails for what is no fault of the template.
+
+    A template only computes, so a fork that sleeps waits for a lock that a thread of its parent held.
+    """
+    until = time.monotonic() + WALL_S
+    while (now := time.monotonic()) < until:
+        try:
+            reply: RenderedPrompt = child.receive(min(until, now + SILENT_S))
+            return reply
+        except TimeoutError:
+            if child.silent_s() >= SILENT_S:
+                return None
+        except ChildEnded as error:  # the kernel kills it at the limit of CPU time
+            return RenderedPrompt("", "takes too long") if error.reason in ("SIGKILL", "SIGXCPU") else None
+    return RenderedPrompt("", "takes too long")
 
 
 def _send_rendered(

@@ -6,7 +6,6 @@ from collections import Counter
 
 import pytest
 import torch
-from scipy.stats import chisquare
 
 from tests.acceptance.wrong_rules import AcceptsAll
 from tests.decoding.toys import ToyEngine, blend, random_table
@@ -118,6 +117,8 @@ def exact(sampling, prefix=(), share=1.0):
 
 def fits(rule, sampling, count):
     """p-value of the texts that were drawn; rare ones count as one."""
+    from scipy.stats import chisquare  # it takes seconds
+
     found, expected = Counter(draws(rule, sampling, count)), exact(sampling)
     assert set(found) <= set(expected)
     seen, due = Counter(), Counter()

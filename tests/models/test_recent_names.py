@@ -49,6 +49,7 @@ def written(folder, config):
         (MARLIN, "qwen3_5", "stock"),
         (PUBLISHED["Qwen/Qwen3-Omni-30B-A3B-Instruct"]["config"], "qwen3_omni_moe", "stock"),
         (PUBLISHED["allenai/Molmo2-4B"]["config"], "molmo2", "fused"),
+        (PUBLISHED["openbmb/MiniCPM-V-4.6"]["config"], "minicpmv4_6", "stock"),
     ],
 )
 def test_supported_by_layout(tmp_path, config, family, decoder):
@@ -66,11 +67,13 @@ def test_code_of_its_own_is_named_with_the_nearest(tmp_path):
 
 
 def test_a_family_without_an_adapter_is_named_with_the_nearest(tmp_path):
-    """Its language model is Qwen3.5's."""
+    """Its positions follow a canvas; the model before it is the nearest."""
     with pytest.raises(
-        ModelError, match=r"type minicpmv4_6 \(MiniCPM-V 4.6\) are not supported; nearest: qwen3_5, such"
+        ModelError,
+        match=r"type minicpmv4_7 \(MiniCPM-V 4.7, with positions on a canvas\) are not supported; "
+        "nearest: minicpmv4_6, such as openbmb/MiniCPM-V-4.6",
     ):
-        inspect(written(tmp_path, {"model_type": "minicpmv4_6"}))
+        inspect(written(tmp_path, {"model_type": "minicpmv4_7"}))
 
 
 def test_names_in_the_table():

@@ -10,6 +10,7 @@ from vidspec.cli.checkpoint import inspect
 from vidspec.errors import ModelError
 from vidspec.models import hub
 from vidspec.models.known_pairs import known_pairs
+from vidspec.models.unsupported import find_target_problem
 
 #: ``XiaomiMiMo/MiMo-VL-7B-RL``, as its shapes are quoted on GitHub.
 MIMO = {
@@ -74,6 +75,16 @@ def test_a_family_without_an_adapter_is_named_with_the_nearest(tmp_path):
         "nearest: minicpmv4_6, such as openbmb/MiniCPM-V-4.6",
     ):
         inspect(written(tmp_path, {"model_type": "minicpmv4_7"}))
+
+
+@pytest.mark.parametrize("text", ["llama", "qwen2_vl"])
+def test_a_wrapper_with_anothers_type_is_refused_by_its_class(tmp_path, text):
+    """Tarsier's configs say ``llava``; its tower's rows end in tokens that LLaVA has not, and Tarsier2 is Qwen2-VL."""
+    config = {"model_type": "llava", "architectures": ["TarsierForConditionalGeneration"], "image_newline_idx": 32002}
+    folder = written(tmp_path, {**config, "text_config": {"model_type": text}})
+    with pytest.raises(ModelError, match="Tarsier2, with code of their own.*nearest: qwen2_vl, such as Qwen/Qwen2-VL"):
+        inspect(folder)
+    assert "Tarsier2, with code of their own" in find_target_problem(folder).what
 
 
 def test_names_in_the_table():

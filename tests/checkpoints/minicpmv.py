@@ -10,7 +10,7 @@ import transformers
 from transformers import PreTrainedTokenizerFast
 
 from tests.checkpoints import qwen
-from tests.checkpoints.recipe import draw_weight, draw_weights, extend_tokenizer, greedy_generation, save_files
+from tests.checkpoints.recipe import draw_weights, extend_tokenizer, greedy_generation, save_files
 from vidspec.models.base import families
 
 #: A view has about 32 x 32 pixels, a token 16 x 16.

@@ -82,7 +82,7 @@ def test_a_wrapper_with_anothers_type_is_refused_by_its_class(tmp_path, text):
     """Tarsier's configs say ``llava``; its tower's rows end in tokens that LLaVA has not, and Tarsier2 is Qwen2-VL."""
     config = {"model_type": "llava", "architectures": ["TarsierForConditionalGeneration"], "image_newline_idx": 32002}
     folder = written(tmp_path, {**config, "text_config": {"model_type": text}})
-    with pytest.raises(ModelError, match="Tarsier2, with code of their own.*nearest: qwen2_vl, such as Qwen/Qwen2-VL"):
+    with pytest.raises(ModelError, match=r"Tarsier2, with code of their own.*nearest: qwen2_vl, such as Qwen/Qwen2-VL"):
         inspect(folder)
     assert "Tarsier2, with code of their own" in find_target_problem(folder).what
 

@@ -31,8 +31,8 @@ CHAT_TEMPLATE = (
 @families.register("minicpmv4_6")
 class MiniCPMV46(VideoLanguageModel):
     """A ``MiniCPMV4_6ForConditionalGeneration``; its prompt is ``<|im_start|>user\\n<image_id>0</image_id>{frames}\\n
-    {prompt}<|im_end|>\\n<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n``, each frame being ``<image>{whole}</image>``
-    and ``<slice>{slice}</slice>`` for each slice, with a new line between rows of slices.
+    {prompt}<|im_end|>\\n<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n``, each frame being
+    ``<image>{whole}</image>``, then ``<slice>{slice}</slice>`` for each slice, rows of slices on lines of their own.
     """
 
     family = "minicpmv4_6"
@@ -65,10 +65,11 @@ class MiniCPMV46(VideoLanguageModel):
         for _ in vision.seconds:
             pieces += [f"{text}<image>", range(end, end + whole)]
             end, text = end + whole, "</image>"
-            for slice_ in range(down * across):
+            for cell in range(down * across):
                 each = sliced[0] // (down * across)
+                text += "\n" if cell and cell % across == 0 else ""
                 pieces += [f"{text}<slice>", range(end, end + each)]
-                end, text = end + each, "</slice>" + ("" if (slice_ + 1) % across or slice_ + 1 == down * across else "\n")
+                end, text = end + each, "</slice>"
         return [*pieces, text]
 
     def preprocess(self, clip: Clip) -> Pixels:

@@ -30,6 +30,7 @@ from vidspec.models.placement import resolve_placement
 from vidspec.models.preprocess import PixelRules, pool_features
 from vidspec.pruning.position_bias import rasters
 from vidspec.video import Clip
+from vidspec.video.resize import fitted
 
 RECORDED = Path(__file__).parent / "fixtures" / "preprocess_minicpmv.npz"
 FRAMES = 2
@@ -104,6 +105,13 @@ def test_views_of_any_frame_are_the_librarys(mode):
             library = SimpleNamespace(find_best_resize=lambda **given: Library.find_best_resize(None, **given))
             refined = Library.get_refine_size(library, (height, width), grid, 448, 14, mode, allow_upscale=True)
             assert tuple(size * count for size, count in zip(found.each, grid, strict=True)) == refined
+
+
+@pytest.mark.parametrize("size", [(1280, 720), (720, 1280), (1920, 803)])
+def test_frames_of_so_many_pixels_are_not_sliced(size):
+    """As docs/use/own-models.md says."""
+    width, height = fitted(*size, 200704)
+    assert rule_of({}).views(height, width).slices == (0, 0) != rule_of({}).views(*size[::-1]).slices
 
 
 #: How frames are shown: whole and in 2 x 3 slices, with four times the tokens, whole only, and a small frame.

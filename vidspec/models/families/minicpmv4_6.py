@@ -91,8 +91,9 @@ class MiniCPMV46(VideoLanguageModel):
     def _cut(self, pictures: torch.Tensor) -> torch.Tensor:
         """Cut pictures (..., 3, H, W) to patches (..., N, 3 * patch ** 2)."""
         patch = self.frame_rule.patch
-        cells = pictures.unflatten(-1, (-1, patch)).unflatten(-3, (-1, patch))
-        return cells.movedim((-4, -2), (-5, -4)).flatten(-3).flatten(-3, -2)
+        cells: torch.Tensor = pictures.unflatten(-1, (-1, patch)).unflatten(-3, (-1, patch))
+        cells = cells.movedim(-4, -5).movedim(-2, -4)  # rows and columns of patches first
+        return cells.flatten(-3).flatten(-3, -2)
 
     @torch.inference_mode()
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:

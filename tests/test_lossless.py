@@ -57,6 +57,7 @@ _OWN = {
     "glm46v",
     "glm4v_moe",
     "internvl",
+    "minicpmv4_6",
     "molmo2",
     "qwen2_vl",
     "smolvlm",

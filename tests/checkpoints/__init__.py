@@ -27,6 +27,7 @@ RECIPES = {
         for name in ("gemma4", "internvl", "molmo2", "qwen2_5_omni", "qwen3_omni_moe", "smolvlm", "video_llama_3")
     },
     "gemma4_unified": "gemma4",
+    "minicpmv4_6": "minicpmv",
     **dict.fromkeys(("glm4v", "glm46v", "glm4v_moe"), "glm4v"),
     "video_salmonn2_plus": "video_salmonn",
     **dict.fromkeys(("blip", "florence2", "image_llava"), "image_captioners"),

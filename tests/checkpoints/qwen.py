@@ -149,7 +149,7 @@ def config(kind: QwenKind) -> transformers.PreTrainedConfig:
     )
 
 
-def _draw_weight(family: str, name: str, noise: torch.Tensor) -> torch.Tensor:
+def draw_qwen_weight(family: str, name: str, noise: torch.Tensor) -> torch.Tensor:
     if name.endswith(("A_log", "dt_bias")):
         return 0.5 * noise - 1  # states that last for tens of rows
     centred = family in HYBRIDS and "language_model" in name and "linear_attn" not in name
@@ -160,7 +160,7 @@ def stock(kind: QwenKind, attention: str = "sdpa") -> transformers.PreTrainedMod
     """A new model of ``kind``, untouched by vidspec; the same numbers at every call."""
     made = getattr(transformers, f"{EVERY[kind.family]}ForConditionalGeneration")(config(kind)).eval()
     made.set_attn_implementation(attention)
-    draw_weights(made, partial(_draw_weight, kind.family), noise=kind.noise, seed=kind.seed)
+    draw_weights(made, partial(draw_qwen_weight, kind.family), noise=kind.noise, seed=kind.seed)
     made.generation_config = greedy_generation(tokenizer(kind.corpus))
     return made
 

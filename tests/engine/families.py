@@ -13,7 +13,7 @@ from vidspec.video import Clip
 PROMPT = "Describe the video."
 #: Without those whose blocks keep states, and those of another's blocks.
 _ALIKE = {"internvl", "smolvlm", "qwen3_vl_moe", "qwen3_omni_moe", "molmo2", "glm46v", "glm4v_moe", "qwen2_vl"}
-FAMILIES = sorted({*families.names()} - _ALIKE - {"gemma4", "gemma4_unified", "qwen3_5", "qwen3_5_moe"})
+FAMILIES = sorted({*families.names()} - _ALIKE - {"gemma4", "gemma4_unified", "minicpmv4_6", "qwen3_5", "qwen3_5_moe"})
 ROOM = 16
 
 

@@ -8,6 +8,7 @@ import torch
 
 from tests.model_pairs import ADAPTERS
 from vidspec.events.source import SourceFacts
+from vidspec.models.families.minicpmv4_6 import MiniCPMV46
 from vidspec.models.families.qwen2_5_vl import Qwen25VL
 from vidspec.models.preprocess_qwen import patchify
 from vidspec.video import Clip
@@ -31,6 +32,8 @@ def test_bytes_become_the_pixels_of_frames_that_are_normalised_first(family):
     if isinstance(model, Qwen25VL):
         rows, columns = (side * model.rules.patch for side in pixels.grid[1:])
         channel, _ = patchify(channel.expand(model.rules.steps * pixels.grid[0], 3, rows, columns), model.rules)
+    elif isinstance(model, MiniCPMV46):
+        channel = channel.flatten().repeat_interleave(model.frame_rule.patch**2)
     expected = levels[pixels.stored.long(), channel if len(rules.mean) > 1 else 0]
     assert torch.equal(pixels.values, expected)
     assert pixels.values.dtype == torch.float32 and pixels.values.std() > 0

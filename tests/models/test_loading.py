@@ -26,7 +26,8 @@ from tests.checkpoints.llava_onevision import (
 from tests.engine.passing import forward
 from vidspec.engine.forward import Engine
 from vidspec.errors import DeviceError, ModelError
-from vidspec.models.loading import check_pair, embedded_folder, load_model, prepare_decoder
+from vidspec.models.identity import check_identity, model_identity
+from vidspec.models.loading import _vocabulary_difference, check_pair, embedded_folder, load_model, prepare_decoder
 from vidspec.models.placement import Placement, cpu_dtype, resolve_placement
 
 pytestmark = pytest.mark.usefixtures("library_verbosity")
@@ -397,6 +398,20 @@ def test_pairs(checkpoints):
         check_pair(target, foreign)
     assert caught.value.kind == "tokenizer" and caught.value.exit_code == 3
     assert target.name in caught.value.message and foreign.name in caught.value.message
+    entries = [len(one.tokenizer.get_vocab()) for one in (target, foreign)]
+    kind, message = type(target.tokenizer).__name__, caught.value.message
+    assert f": {kind} with {entries[0]} entries, {kind} with {entries[1]} entries; " in message
+    with pytest.raises(ModelError, match=f"{kind} with {entries[0]} entries, {kind} with {entries[1]}"):
+        check_identity(model_identity(target), model_identity(foreign))
+
+
+def test_the_difference_of_two_vocabularies():
+    """The padded id is of one of them only, and two words changed places."""
+    ours = {"a": 0, "b": 1, "c": 2, "d": 3}
+    found = _vocabulary_difference(ours, {"a": 0, "c": 1, "b": 2, "d": 3, "<pad>": 4})
+    assert found == "; 2 entries are the same, the first other one is 'b', with the ids 1 and 2"
+    found = _vocabulary_difference(ours, {**ours, "<pad>": 4})
+    assert found == "; 4 entries are the same, the first other one is '<pad>', with the ids absent and 4"
 
 
 def test_pairs_of_two_families(checkpoints):

@@ -10,6 +10,7 @@ from vidspec.cli.checkpoint import inspect
 from vidspec.errors import ModelError
 from vidspec.models import hub
 from vidspec.models.known_pairs import known_pairs
+from vidspec.models.unsupported import find_target_problem
 
 #: ``XiaomiMiMo/MiMo-VL-7B-RL``, as its shapes are quoted on GitHub.
 MIMO = {
@@ -49,6 +50,7 @@ def written(folder, config):
         (MARLIN, "qwen3_5", "stock"),
         (PUBLISHED["Qwen/Qwen3-Omni-30B-A3B-Instruct"]["config"], "qwen3_omni_moe", "stock"),
         (PUBLISHED["allenai/Molmo2-4B"]["config"], "molmo2", "fused"),
+        (PUBLISHED["openbmb/MiniCPM-V-4.6"]["config"], "minicpmv4_6", "stock"),
     ],
 )
 def test_supported_by_layout(tmp_path, config, family, decoder):
@@ -66,11 +68,23 @@ def test_code_of_its_own_is_named_with_the_nearest(tmp_path):
 
 
 def test_a_family_without_an_adapter_is_named_with_the_nearest(tmp_path):
-    """Its language model is Qwen3.5's."""
+    """Its positions follow a canvas; the model before it is the nearest."""
     with pytest.raises(
-        ModelError, match=r"type minicpmv4_6 \(MiniCPM-V 4.6\) are not supported; nearest: qwen3_5, such"
+        ModelError,
+        match=r"type minicpmv4_7 \(MiniCPM-V 4.7, with positions on a canvas\) are not supported; "
+        "nearest: minicpmv4_6, such as openbmb/MiniCPM-V-4.6",
     ):
-        inspect(written(tmp_path, {"model_type": "minicpmv4_6"}))
+        inspect(written(tmp_path, {"model_type": "minicpmv4_7"}))
+
+
+@pytest.mark.parametrize("text", ["llama", "qwen2_vl"])
+def test_a_wrapper_with_anothers_type_is_refused_by_its_class(tmp_path, text):
+    """Tarsier's configs say ``llava``; its tower's rows end in tokens that LLaVA has not, and Tarsier2 is Qwen2-VL."""
+    config = {"model_type": "llava", "architectures": ["TarsierForConditionalGeneration"], "image_newline_idx": 32002}
+    folder = written(tmp_path, {**config, "text_config": {"model_type": text}})
+    with pytest.raises(ModelError, match=r"Tarsier2, with code of their own.*nearest: qwen2_vl, such as Qwen/Qwen2-VL"):
+        inspect(folder)
+    assert "Tarsier2, with code of their own" in find_target_problem(folder).what
 
 
 def test_names_in_the_table():

@@ -78,6 +78,7 @@ class VisionOutput:
         grid: frames (temporal steps), rows and columns of visual tokens.
         seconds: start of each frame (temporal step).
         deepstack, views: as in :class:`VisualTokens`.
+        slices: rows and columns of slices that the second view is cut into (MiniCPM-V).
         duration: as in :class:`Pixels`.
         audio: (A, hidden) projected audio tokens; None if there are none.
     """
@@ -90,6 +91,7 @@ class VisionOutput:
     seconds: tuple[float, ...]
     deepstack: tuple[torch.Tensor, ...] = ()
     views: tuple[tuple[int, int], ...] = ()
+    slices: tuple[int, int] = (0, 0)
     duration: float | None = None
     audio: torch.Tensor | None = None
 
@@ -130,7 +132,7 @@ class VisualTokens:
         required: (N,) bool, tokens that no pruner may drop (``image_newline``).
         features: (N, hidden) projected features, the input of the language model.
         deepstack: (N, hidden) per early block, features added to its output (Qwen3-VL).
-        views: rows and columns of each raster stacked in a frame's rows (LLaVA-NeXT: the whole, then its tiles), each
+        views: rows and columns of each raster stacked in a frame's rows (the whole, then its tiles or slices), each
             covering the whole frame; empty if there is one.
     """
 

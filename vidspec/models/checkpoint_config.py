@@ -14,7 +14,7 @@ from vidspec.models.base import StockConfig, families
 from vidspec.models.hub import download_hint, is_local, refuse_gguf, retries_offline
 from vidspec.models.processor_files import read_text
 from vidspec.models.quantization_config import MODELOPT_FILE, check_method, modelopt_settings, quantization_config
-from vidspec.models.unsupported import KIN, unsupported_error
+from vidspec.models.unsupported import KIN, kind_of, unsupported_error
 from vidspec.models.weight_files import optional_file
 
 __all__ = [
@@ -82,6 +82,9 @@ def read_config(name: str, *, text: bool = False) -> StockConfig:
         )
     refuse_assistant(name, source)
     check_sizes(name, source)
+    claimed = kind_of(claimed_config(source))
+    if claimed in KIN and claimed not in families:
+        raise unsupported_error(name, claimed)
     try:
         config = _config(source)
     except VidspecError:
@@ -92,9 +95,8 @@ def read_config(name: str, *, text: bool = False) -> StockConfig:
                 f"{name}: is an adapter (LoRA), not a model",
                 hint=f"--target BASE --adapter {name}, with the model it was trained on as BASE",
             ) from error
-        claimed = claimed_config(source).get("model_type")
-        needs_code = "trust_remote_code" in str(error) and claimed not in KIN
-        if isinstance(claimed, str) and not needs_code and claimed not in families and claimed not in TYPES:
+        needs_code = "trust_remote_code" in str(error)
+        if claimed is not None and not needs_code and claimed not in families and claimed not in TYPES:
             raise unsupported_error(name, claimed) from error
         raise load_error(name, error) from error
     check_kernels(name, source)

@@ -5,11 +5,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vidspec.errors import GenerationError
-from vidspec.models.tiles import Size, best_resolution, fit_token_grid, round_to_multiples, unpadded_cells
+from vidspec.models.tiles import (
+    Size,
+    best_resolution,
+    fit_area,
+    fit_token_grid,
+    round_to_multiples,
+    slice_grid,
+    unpadded_cells,
+)
 
-__all__ = ["FrameRule", "MergedPatches", "SquareFrames", "TiledFrames", "TokenGrid"]
+__all__ = ["FrameRule", "FrameViews", "MergedPatches", "SlicedFrames", "SquareFrames", "TiledFrames", "TokenGrid"]
 
 #: Maximum aspect ratio of the Qwen-VL processors, as in ``transformers``.
 MAX_RATIO = 200
@@ -78,6 +87,55 @@ class TiledFrames(FrameRule):
         best = best_resolution((height, width), self.resolutions)
         tiles = (best[0] // self.edge) * (best[1] // self.edge)
         return frames, (1 + tiles) * (self.side**2 + 1)
+
+
+class FrameViews(NamedTuple):
+    """Sizes at which a frame is encoded.
+
+    Attributes:
+        whole: rows and columns of pixels of the whole frame.
+        slices: rows and columns of slices, (0, 0) if there are none.
+        each: rows and columns of pixels of a slice.
+    """
+
+    whole: Size
+    slices: Size = (0, 0)
+    each: Size = (0, 0)
+
+
+@dataclass(frozen=True)
+class SlicedFrames(FrameRule):
+    """Every frame is encoded whole, a large one in slices too, aspect ratios kept (MiniCPM-V).
+
+    Attributes:
+        side: a view has about the pixels of a square of so many per side.
+        most: most slices of a frame.
+        patch: pixels per side of a patch.
+        merge: patches per side of a token.
+    """
+
+    side: int
+    most: int
+    patch: int
+    merge: int
+
+    def views(self, height: int, width: int) -> FrameViews:
+        """Return the sizes at which a frame is encoded."""
+        slices, unit = slice_grid((height, width), self.side, self.most), self.patch * self.merge
+        whole = fit_area((height, width), self.side, unit, grow=slices == (0, 0))
+        if slices == (0, 0):
+            return FrameViews(whole)
+        rows, columns = (max(round(size / count), 1) for size, count in zip((height, width), slices, strict=True))
+        return FrameViews(whole, slices, fit_area((rows, columns), self.side, unit, grow=True))
+
+    def visual_tokens(self, frames: int, height: int, width: int) -> int:
+        frames, rows = self.tower_rows(frames, height, width)
+        return frames * rows // self.merge**2
+
+    def tower_rows(self, frames: int, height: int, width: int) -> tuple[int, int]:
+        whole, slices, each = self.views(height, width)
+        pixels = whole[0] * whole[1] + slices[0] * slices[1] * each[0] * each[1]
+        return frames, pixels // self.patch**2
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ __all__ = [
     "model_identity",
     "require_quantisable",
     "require_vision",
+    "tokenizer_mismatch",
 ]
 
 #: Family of language models without vision.
@@ -36,19 +37,30 @@ _RELATED_FAMILIES = {
 
 @dataclass(frozen=True)
 class Identity:
-    """Identity of a model: its family, the number of ids it can emit, and a digest of its tokenizer's entries."""
+    """Identity of a model.
+
+    Attributes:
+        name: the name the user gave.
+        family: its family.
+        vocabulary: the number of ids it can emit.
+        tokenizer: digest of its tokenizer's entries.
+        tokenizer_name: class of its tokenizer and number of entries.
+    """
 
     name: str
     family: str
     vocabulary: int
     tokenizer: str
+    tokenizer_name: str
 
 
 def model_identity(model: VideoLanguageModel) -> Identity:
     """Return the identity of a loaded model."""
-    entries = json.dumps(sorted(model.tokenizer.get_vocab().items()), ensure_ascii=False)
-    digest = hashlib.sha256(entries.encode("utf-8", "surrogatepass")).hexdigest()
-    return Identity(model.name, model.family, model.vocabulary, digest)
+    entries = model.tokenizer.get_vocab()
+    text = json.dumps(sorted(entries.items()), ensure_ascii=False)
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    named = f"{type(model.tokenizer).__name__} with {len(entries)} entries"
+    return Identity(model.name, model.family, model.vocabulary, digest, named)
 
 
 def is_related(family: str, other: str) -> bool:
@@ -92,8 +104,14 @@ def check_identity(target: Identity, draft: Identity) -> None:
     if not is_related(target.family, draft.family):
         raise ModelError(f"target {target.name} is of family {target.family}, draft {draft.name} of {draft.family}")
     if target.tokenizer != draft.tokenizer or target.vocabulary != draft.vocabulary:
-        raise ModelError(
-            f"target {target.name} and draft {draft.name} have different tokenizers",
-            hint="take both from one family and generation",
-            kind="tokenizer",
-        )
+        raise tokenizer_mismatch(target, draft)
+
+
+def tokenizer_mismatch(target: Identity, draft: Identity, difference: str = "") -> ModelError:
+    """Return the error for a pair with different tokenizers, with the names of both."""
+    return ModelError(
+        f"target {target.name} and draft {draft.name} have different tokenizers: "
+        f"{target.tokenizer_name}, {draft.tokenizer_name}{difference}",
+        hint="take both from one family and generation",
+        kind="tokenizer",
+    )

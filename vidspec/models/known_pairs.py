@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vidspec.errors import GenerationError
-from vidspec.models.frame_rules import FrameRule, MergedPatches, SquareFrames, TiledFrames, TokenGrid
+from vidspec.models.frame_rules import FrameRule, MergedPatches, SlicedFrames, SquareFrames, TiledFrames, TokenGrid
 from vidspec.models.memory_estimate import BYTES, PROMPT, ClipMemory, ModelSizes, clip_memory
 from vidspec.models.tiles import Size
 
@@ -46,6 +46,7 @@ PUBLISHED_RULES: Mapping[str, FrameRule] = {
     "internvl": SquareFrames(tokens=16**2, rows=32**2 + 1),
     "smolvlm": SquareFrames(tokens=9**2, rows=27**2),  # of 2.2B; smaller ones make 8**2
     "molmo2": SquareFrames(tokens=9**2, rows=27**2),
+    "minicpmv4_6": SlicedFrames(side=448, most=9, patch=14, merge=4),
     "gemma4": TokenGrid(side=48, pool=3, max_tokens=70),
     "gemma4_unified": TokenGrid(side=48, pool=1, max_tokens=70),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _QWEN2_5),

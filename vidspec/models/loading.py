@@ -24,7 +24,7 @@ from vidspec.models.base import StockConfig, StockModel, StockTokenizer, familie
 from vidspec.models.checkpoint_config import load_error, read_config, weight_source
 from vidspec.models.checkpoint_tensors import check_plain, check_report
 from vidspec.models.hub import retries_offline, show_downloads
-from vidspec.models.identity import is_related
+from vidspec.models.identity import is_related, model_identity, tokenizer_mismatch
 from vidspec.models.lora import merge_lora
 from vidspec.models.placement import Placement, fit_placement
 from vidspec.models.processor_files import ChatTemplate, read_processor, read_template, tokenizer_template
@@ -302,12 +302,8 @@ def check_pair(target: VideoLanguageModel, draft: VideoLanguageModel) -> None:
     if target.tokenizer is not draft.tokenizer:
         ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
         if ours != theirs:
-            differing = sum(theirs.get(token) != index for token, index in ours.items())
-            raise ModelError(
-                f"target {target.name} and draft {draft.name} have different tokenizers "
-                f"({len(ours)} and {len(theirs)} entries, {differing} of the target's differ)",
-                hint="take both from one family and generation",
-                kind="tokenizer",
+            raise tokenizer_mismatch(
+                model_identity(target), model_identity(draft), _vocabulary_difference(ours, theirs)
             )
     if target.vocabulary != draft.vocabulary:
         raise ModelError(
@@ -315,3 +311,11 @@ def check_pair(target: VideoLanguageModel, draft: VideoLanguageModel) -> None:
             f"({target.vocabulary} and {draft.vocabulary} ids)",
             kind="tokenizer",
         )
+
+
+def _vocabulary_difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -> str:
+    """Return how many entries of two vocabularies are the same, and the first that is not."""
+    alike = len(ours.items() & theirs.items())
+    token, _ = min(ours.items() ^ theirs.items(), key=lambda entry: (entry[1], entry[0]))
+    places = " and ".join(str(words.get(token, "absent")) for words in (ours, theirs))
+    return f"; {alike} entries are the same, the first other one is {token!r}, with the ids {places}"

@@ -1,11 +1,20 @@
-"""Frame sizes of the families, and LLaVA-NeXT's tiles. Imports no torch."""
+"""Frame sizes of the families, LLaVA-NeXT's tiles and MiniCPM-V's slices. Imports no torch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-__all__ = ["Size", "best_resolution", "fit_inside", "fit_token_grid", "round_to_multiples", "unpadded_cells"]
+__all__ = [
+    "Size",
+    "best_resolution",
+    "fit_area",
+    "fit_inside",
+    "fit_token_grid",
+    "round_to_multiples",
+    "slice_grid",
+    "unpadded_cells",
+]
 
 #: Rows and columns, of pixels or of tokens.
 Size = tuple[int, int]
@@ -76,3 +85,31 @@ def fit_token_grid(size: Size, side: int, max_tokens: int) -> Size:
     if not columns:
         return min(size[0] // size[1], max_tokens), 1
     return rows, columns
+
+
+def slice_grid(size: Size, side: int, most: int) -> Size:
+    """Return the rows and columns of slices that MiniCPM-V cuts an image into; (0, 0) if it is only shown whole.
+
+    About as many as squares of ``side`` pixels fill the image, ``most`` at most, as nearly square as possible.
+    """
+    height, width = size
+    wanted = min(math.ceil(width * height / side**2), most)
+    if wanted <= 1:
+        return 0, 0
+    counts = [count for count in (wanted - 1, wanted, wanted + 1) if 1 < count <= most]
+    grids = [(rows, count // rows) for count in counts for rows in range(1, count + 1) if count % rows == 0]
+    ratio = math.log(width / height)
+    return min(grids, key=lambda grid: (abs(ratio - math.log(grid[1] / grid[0])), -grid[0]))
+
+
+def fit_area(size: tuple[float, float], side: int, factor: int, *, grow: bool) -> Size:
+    """Return the rows and columns of pixels, multiples of ``factor``, that MiniCPM-V resizes an image to.
+
+    About ``side`` squared pixels, aspect ratio kept; a smaller image keeps its size unless it may ``grow``.
+    """
+    height, width = size
+    if grow or height * width > side**2:
+        ratio = width / height
+        height = int(side / math.sqrt(ratio))
+        width = int(height * ratio)
+    return max(round(height / factor), 1) * factor, max(round(width / factor), 1) * factor

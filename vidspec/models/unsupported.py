@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,12 +13,14 @@ from vidspec.models.hub import config_file, gguf_reason, is_local, nearest_publi
 from vidspec.models.known_pairs import known_pairs
 from vidspec.registry import nearest
 
-__all__ = ["KIN", "TargetProblem", "find_target_problem", "unsupported_error"]
+__all__ = ["KIN", "TargetProblem", "find_target_problem", "kind_of", "unsupported_error"]
 
-#: Title and nearest supported family of unsupported models, by ``model_type``.
+#: Title and nearest supported family of unsupported models, by ``model_type``, or by architecture where the
+#: ``model_type`` is another model's.
 KIN = {
     "Keye": ("Keye-VL with code of its own", "qwen3_vl"),
     "KeyeVL1_5": ("Keye-VL 1.5 with code of its own", "qwen3_vl"),
+    "TarsierForConditionalGeneration": ("Tarsier and Tarsier2, with code of their own", "qwen2_vl"),
     "gemma3": ("Gemma 3", "gemma4"),
     "gemma3n": ("Gemma 3n", "gemma4"),
     "idefics2": ("Idefics2", "smolvlm"),
@@ -25,15 +28,22 @@ KIN = {
     "internvl_chat": ("InternVL with code of its own; take the checkpoint whose name ends in -HF", "internvl"),
     "llava_next_video": ("LLaVA-NeXT-Video", "llava_onevision"),
     "llava_onevision1_5": ("LLaVA-OneVision-1.5", "llava_onevision"),
-    "minicpmv": ("MiniCPM-V with code of its own", "qwen2_5_vl"),
-    "minicpmv4_6": ("MiniCPM-V 4.6", "qwen3_5"),
-    "minicpmv4_7": ("MiniCPM-V 4.7", "qwen3_5"),
+    "minicpmv": ("MiniCPM-V with code of its own", "minicpmv4_6"),
+    "minicpmv4_7": ("MiniCPM-V 4.7, with positions on a canvas", "minicpmv4_6"),
     "mllama": ("Llama 3.2 Vision", "llava_next"),
     "qwen2_5_omni_thinker": ("Qwen2.5-Omni's thinker alone", "qwen2_5_omni"),
     "videollama3_qwen2": ("VideoLLaMA 3 with code of its own", "video_llama_3"),
     "video_llava": ("Video-LLaVA", "llava_onevision"),
     "vipllava": ("ViP-LLaVA", "llava"),
 }
+
+
+def kind_of(config: Mapping[str, object]) -> str | None:
+    """Return the key of :data:`KIN` that a raw config has, else its ``model_type``, else None."""
+    architectures = config.get("architectures")
+    named = [name for name in architectures if name in KIN] if isinstance(architectures, list) else []
+    family = next(iter(named), config.get("model_type"))
+    return family if isinstance(family, str) else None
 
 
 def unsupported_error(name: str, family: str, *, blind: bool = False) -> ModelError:
@@ -66,10 +76,10 @@ def find_target_problem(target: str) -> TargetProblem | None:
         return TargetProblem(*gguf)
     if (file := config_file(target)) is not None:
         try:
-            family = str(json.loads(file.read_text(encoding="utf-8"))["model_type"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            family = kind_of(json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, AttributeError, TypeError, RecursionError):
             return None  # loading reports the error
-        if family in families:
+        if family is None or family in families:
             return None
         title, near = _nearest_supported(family)
         return TargetProblem(

@@ -14,15 +14,19 @@ import numpy as np
 import pytest
 import torch
 
+from research import random_heads
 from research.gpu import __main__ as gpu
-from research.gpu import folder, frames, marked, sizes
+from research.gpu import folder, frames, marked, rounds, sizes
 from research.gpu.folder import Folder, Profiled
 from research.gpu.marked import FILES, run_tests
 from research.gpu.results import Results, read, read_last
+from research.gpu.rounds import Configuration, Plan
 from research.gpu.sizes import Grid
 from research.sizes import SIZES, Size
+from tests.engine import standin
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
+from vidspec.engine.graphs import ReplayedPasses
 from vidspec.errors import UsageError
 from vidspec.runs.ties import EPSILON, tie_limit
 
@@ -115,7 +119,7 @@ def test_a_pass_that_fell_back_is_not_timed_as_replayed(monkeypatch, tmp_path):
 def test_what_is_carried_is_small():
     """Neither PyAV nor hypothesis, which are most of what the limit would allow."""
     planned = subprocess.run(["make", "-n", "gpu-carry"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    needed = (ROOT / "Makefile").read_text().partition("NEEDED := ")[2].partition("gpu gpu-tests")[0]
+    needed = (ROOT / "Makefile").read_text().partition("NEEDED := ")[2].partition("gpu gpu-sizes")[0]
     assert "webvtt-py" in planned.split() and "safetensors" in needed.split()
     assert not {"av", "hypothesis"} & {*planned.split(), *needed.split()}
 
@@ -228,6 +232,87 @@ def test_pairs_that_are_not_lossless_fail(monkeypatch, tmp_path):
     assert gpu.main(["folder", "--here", "--smoke", "--clips", "1", "--out", str(tmp_path)]) == 1
 
 
+DEEP = Size(layers=6, hidden=64, heads=4, kv_heads=2, inner=128, vocabulary=300)
+DRAFTS = ("int4", "int8", "tiny", "eagle3", "dflash")
+
+
+def planned(*configurations):
+    return Plan(["deep"], configurations, torch.float32, entries=20, seconds=0.01, warm_up=1, tokens=3)
+
+
+@pytest.fixture
+def replayed(monkeypatch):
+    """Small sizes, a head of 100 of its target's 300 ids, and passes that are replayed as on a GPU."""
+    monkeypatch.setitem(SIZES, "deep", DEEP)
+    monkeypatch.setitem(SIZES, "tiny", SMALL)
+    monkeypatch.setattr(random_heads, "DRAFTED", 100)
+    monkeypatch.setattr(rounds, "_ROOM", 300)
+    monkeypatch.setattr(rounds, "release", lambda device: None)  # collections take most of the time
+    make = rounds.engine_of
+
+    def engine_of(model):
+        engine, decoder = make(model), model.decoder
+        decoder.graphs = ReplayedPasses(decoder, standin.attention)
+        return engine
+
+    monkeypatch.setattr(rounds, "engine_of", engine_of)
+
+
+def test_rounds_accept_what_they_are_told_to(replayed, tmp_path):
+    """All tokens or none, whatever the models say; ids that a head does not propose are read too."""
+    every = [Configuration(one, (2,), ((1.0, 3), (0.0, 3))) for one in DRAFTS]
+    with Results(tmp_path, "rounds", 9) as results:
+        rounds.measure(planned(Configuration("none"), *every, Configuration("generate")), CPU, results)
+    rows = read_last(results.path)
+    assert not results.left_out
+    found = {(row["draft"], row["beta"]): row for row in rows if row["kind"] == "rounds"}
+    assert {key: row["tokens_per_round"] for key, row in found.items()} == {
+        ("none", 0.0): 1.0,
+        **{(one, 1.0): 4.0 for one in DRAFTS},
+        **{(one, 0.0): 1.0 for one in DRAFTS},
+    }
+    assert all(row["way"] == "graphs" and row["tokens_per_s"] > 0 for row in found.values())
+    assert [row["token"] > 0 for row in rows if row["kind"] == "generated"] == [True]
+    text = rounds.markdown(rows)
+    assert "| deep | eagle3 | graphs | 2 | 20 | 1 | 3 |" in text and "| deep | 20 |" in text
+
+
+def test_rounds_that_fell_back_are_named(replayed, monkeypatch, tmp_path):
+    def run(graphs, *rest, **more):
+        raise RuntimeError("no capture\nhere")
+
+    monkeypatch.setattr(ReplayedPasses, "run", run)
+    with Results(tmp_path, "rounds", 9) as results:
+        rounds.measure(planned(Configuration("none")), CPU, results)
+    (row,) = [row for row in read_last(results.path) if row["kind"] == "rounds"]
+    assert row["way"] == "eager: target, RuntimeError: no capture"
+
+
+def test_rounds_that_fail_do_not_end_the_rest(replayed, monkeypatch, tmp_path):
+    def propose(drafter, gamma):
+        raise RuntimeError("device-side assert")
+
+    monkeypatch.setattr(rounds.ChainDrafter, "propose", propose)
+    failing = Configuration("int8", (1, 2), ((0.5, 3),))
+    with Results(tmp_path, "rounds", 9) as results:
+        rounds.measure(
+            planned(failing, Configuration("dflash", (1,), ((0.5, 3),))), CPU, results, tmp_path / "profiles"
+        )
+    rows = read_last(results.path)
+    assert [row["draft"] for row in rows if row["kind"] == "rounds"] == ["dflash"] and results.failed
+    assert results.left_out == {
+        f"deep int8, {clips} x 20, beta 0.5, gamma 3": "RuntimeError: device-side assert" for clips in (1, 2)
+    }
+    (file,) = (tmp_path / "profiles").iterdir()
+    assert file.name == "deep-dflash-1-x-20-beta-0.5-gamma-3.txt"
+    assert file.read_text().startswith("6 turns, ") and "aten::" in file.read_text()
+
+
+def test_a_draft_that_does_not_exist(monkeypatch, capsys):
+    assert gpu.main(["rounds", "--drafts", "int4,int5"]) == 2
+    assert "no such draft: int5 (one of none, int4" in capsys.readouterr().err
+
+
 @pytest.fixture
 def captioner():
     few = {"models.device": "cpu", "models.dtype": "float32", "generate.max_new_tokens": 8}
@@ -273,6 +358,8 @@ def test_all_parts_run_to_the_end_on_a_cpu(tmp_path):
     outcomes = [row["outcome"] for row in parts["tests"] if row["kind"] == "test"]
     assert outcomes.count("passed") > 30 and "failed" not in outcomes
     assert {row["what"] for row in parts["sizes"] if row["kind"] == "timed"} == {"preprocess", "tower", "prefill"}
+    drafts = {row["draft"] for row in parts["rounds"] if row["kind"] == "rounds"}
+    assert drafts == {"none", *DRAFTS, "3B"} - {"tiny"}
     assert {row["profile"] for row in parts["folder"] if row["kind"] == "profiled"} == {
         "ar",
         "vanilla-sd",

@@ -40,12 +40,14 @@ from vidspec.engine.rows import PassResult, PrefillResult, Rows
 from vidspec.engine.sampling import Sampling
 from vidspec.engine.slab import KVSpan
 
-__all__ = ["GENERATE", "PLAN", "Configuration", "Forced", "Plan", "Rounds", "markdown", "measure"]
+__all__ = ["GENERATE", "PLAN", "Configuration", "Forced", "Kernels", "Plan", "Rounds", "markdown", "measure"]
 
 #: Entries that a clip takes beyond its prompt, and those that the last windows may need.
 _ROOM, _LAST = 4096, 80
 #: Turns of the loop in a profile, and kernels of its table.
 _PROFILED, _KERNELS = 6, 30
+#: Kernels of a line of results, and letters of their names.
+_TOP, _NAME = 8, 60
 #: The contender that is not ours.
 GENERATE = "generate"
 _COPIES = ("int8", "int4")
@@ -146,6 +148,28 @@ class Rounds:
     peak: int | None
 
 
+@dataclass(frozen=True)
+class Kernels:
+    """Profile of some turns of the loop: passes of the target, and chains or passes of the draft.
+
+    Attributes:
+        turns: their number.
+        seconds: of all, with the profiler's own.
+        busy: seconds of all kernels.
+        top: the kernels that took longest: name, calls, seconds.
+    """
+
+    model: str
+    draft: str
+    clips: int
+    beta: float
+    gamma: int
+    turns: int
+    seconds: float
+    busy: float
+    top: Sequence[tuple[str, int, float]]
+
+
 def measure(plan: Plan, device: torch.device, results: Results, profiles: Path | None = None) -> None:
     """Measure all configurations, one line each, until the time is over.
 
@@ -219,12 +243,16 @@ class _Run:
             elif results.begin(what, self.plan.seconds + 2):
                 with results.guarded(what):
                     table_of = profiles and profiles / f"{what.replace(',', '').replace(' ', '-')}.txt"
-                    results.add("rounds", **asdict(self.measure(clips, beta, gamma, table_of)))
+                    found, kernels = self.measure(clips, beta, gamma, table_of)
+                    results.add("rounds", **asdict(found))
+                    if kernels is not None:
+                        results.add("kernels", **asdict(kernels))
 
-    def measure(self, clips: int, beta: float, gamma: int, table_of: Path | None) -> Rounds:
-        """Return the times of some rounds; ``table_of`` is the file of a profile of further turns."""
+    def measure(self, clips: int, beta: float, gamma: int, table_of: Path | None) -> tuple[Rounds, Kernels | None]:
+        """Return the times of some rounds, and a profile of further turns, whose tables are written to ``table_of``."""
         device, loop = self.target.model.device, Loop(overlaps=True)
         wait, peak, begun = synchroniser(device), PeakMemory(device), time.perf_counter()
+        kernels = None
         peak.reset()
         with self._spans(clips) as (spans, drafts):
             try:
@@ -237,10 +265,11 @@ class _Run:
                 ready = time.perf_counter() - begun
                 seconds, rounds, tokens = self._timed(loop, running, wait)
                 if table_of is not None:
-                    _write_profile(table_of, loop, running, wait)
+                    profiled, spent, top = _profiled(table_of, loop, running, wait)
+                    kernels = Kernels(self.size, self.name, clips, beta, gamma, _PROFILED, profiled, spent, top)
             finally:
                 loop.close()
-        return Rounds(
+        found = Rounds(
             self.size,
             self.name,
             self._way,
@@ -254,6 +283,7 @@ class _Run:
             ready,
             peak.read(),
         )
+        return found, kernels
 
     def _timed(self, loop: Loop, running: Sequence[Clip], wait: Callable[[], None]) -> tuple[float, int, int]:
         """Return the seconds, rounds and tokens of all clips in a stretch without collections."""
@@ -332,8 +362,15 @@ def _turns(loop: Loop, running: Sequence[Clip], more: Callable[[], bool]) -> Non
             one.events.clear()
 
 
-def _write_profile(file: Path, loop: Loop, running: Sequence[Clip], wait: Callable[[], None]) -> None:
-    """Write the kernels, and the operations of the host, of some turns of the loop."""
+def _profiled(
+    file: Path, loop: Loop, running: Sequence[Clip], wait: Callable[[], None]
+) -> tuple[float, float, list[tuple[str, int, float]]]:
+    """Write the kernels, and the operations of the host, of some turns of the loop.
+
+    Returns:
+        Seconds of the turns and of all kernels, and the first kernels with their calls and seconds; of a CPU its
+        operations.
+    """
     left, on_gpu = iter(range(_PROFILED)), running[0].target.engine.model.device.type == "cuda"
     with profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu]) as seen:
         begun = time.perf_counter()
@@ -344,6 +381,9 @@ def _write_profile(file: Path, loop: Loop, running: Sequence[Clip], wait: Callab
     tables = [averages.table(sort_by=key, row_limit=_KERNELS, max_name_column_width=80) for key in keys]
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("\n".join([f"{_PROFILED} turns, {1e3 * seconds:.1f} ms", *tables]), encoding="utf-8")
+    spent = [(str(one.key)[:_NAME], int(one.count), getattr(one, keys[0]) / 1e6) for one in averages]
+    spent.sort(key=lambda one: -one[2])
+    return seconds, sum(one[2] for one in spent), spent[:_TOP]
 
 
 def markdown(rows: Sequence[dict[str, object]]) -> str:

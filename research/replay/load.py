@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from research import speed
+from research.prediction.constants import DECODE_USE, TOWER_FLOPS
 from research.prediction.sheets import DataSheet
 from research.replay.predict import Times
 from research.replay.whatif import best_chain, chain_speedup
@@ -62,7 +63,7 @@ class Assumed:
         gamma: the window; None for the best at each batch size, which may be none.
         weights: a key of :data:`WEIGHTS`; arithmetic is in bfloat16 all the same.
         decode_use: share of bandwidth and operations that a decoding pass reaches.
-        prefill_use: share of the operations that a tower and the reading of a prompt reach.
+        prefill_use: share of the operations that a tower, up to ``TOWER_FLOPS``, and the reading of a prompt reach.
     """
 
     beta: float = 0.8
@@ -70,7 +71,7 @@ class Assumed:
     tokens: int = 256
     gamma: int | None = None
     weights: str = "bfloat16"
-    decode_use: float = 0.7
+    decode_use: float = DECODE_USE
     prefill_use: float = 0.5
 
     def context(self, visual: float) -> float:
@@ -140,8 +141,9 @@ def times_at(
 
 def read_seconds(model: Model, device: DataSheet, assumed: Assumed, visual: int, kept: float = 1.0) -> float:
     """Return the seconds from pixels to KV cache of one clip: the tower over all frames, the pruned prompt."""
-    operations = model.tower.flops * visual / PER_FRAME + model.language.prefill_flops(kept * visual + PROMPT)
-    return operations / (device.flops * assumed.prefill_use)
+    reached = device.flops * assumed.prefill_use
+    tower = model.tower.flops * visual / PER_FRAME / min(reached, TOWER_FLOPS)
+    return tower + model.language.prefill_flops(kept * visual + PROMPT) / reached
 
 
 def memory(models: Sequence[tuple[Model, float]], assumed: Assumed, batch: int, visual: int) -> float:
@@ -203,8 +205,8 @@ def notes(devices: Sequence[DataSheet], assumed: Assumed) -> list[str]:
     )
     return [
         f"Predicted, not measured. Data sheets: {sheets}. Decoding passes reach {assumed.decode_use:.0%} of bandwidth "
-        f"and arithmetic, vision towers and prompts {assumed.prefill_use:.0%} of arithmetic; the host and launching "
-        "kernels take no time.",
+        f"and arithmetic, vision towers and prompts {assumed.prefill_use:.0%} of arithmetic, towers at most "
+        f"{TOWER_FLOPS / 1e12:g} TFLOP/s (measured on an H100, as is the share of decoding).",
         f"Captions of {assumed.tokens} tokens behind {PROMPT} of text and the visual tokens; {PER_FRAME} of these are "
         f"a frame, of Qwen2.5-VL two frames. Weights in {assumed.weights}, KV cache and arithmetic in bfloat16.",
         f"A drafted token is accepted with probability {assumed.beta:g}, pruned or not; the pruned draft keeps "

@@ -306,6 +306,9 @@ def test_rounds_that_fail_do_not_end_the_rest(replayed, monkeypatch, tmp_path):
     (file,) = (tmp_path / "profiles").iterdir()
     assert file.name == "deep-dflash-1-x-20-beta-0.5-gamma-3.txt"
     assert file.read_text().startswith("6 turns, ") and "aten::" in file.read_text()
+    (kernels,) = [row for row in rows if row["kind"] == "kernels"]
+    assert kernels["turns"] == 6 and kernels["top"][0][2] >= kernels["top"][1][2] > 0
+    assert kernels["busy"] >= sum(seconds for *_, seconds in kernels["top"])
 
 
 def test_a_draft_that_does_not_exist(monkeypatch, capsys):

@@ -60,6 +60,8 @@ def test_reading_a_clip_by_hand():
     device = DataSheet("toy", 1.0, 1000.0, 1.0)
     seen, read = SMALL.tower.flops * 2, SMALL.language.prefill_flops(98 + 64)
     assert read_seconds(SMALL, device, replace(FULL, prefill_use=0.5), 392, 0.25) == (seen + read) / 500
+    fast = device._replace(flops=260e12)  # a tower reaches half of it, as measured
+    assert read_seconds(SMALL, fast, FULL, 392, 0.25) == pytest.approx(seen / 130e12 + read / 260e12)
 
 
 def test_memory_by_hand():
@@ -130,10 +132,10 @@ def test_clips_per_second_by_hand():
 
 
 def test_vision_and_prompt_outweigh_decoding_of_many_long_clips():
-    """LLaVA-OneVision-7B on an H100: above a second of each clip against a fifth of one."""
+    """LLaVA-OneVision-7B on an H100: a second and a half of each clip against a quarter of one."""
     one = throughput(H100, "7b+0.5b", 25_000, 32, Assumed())
     prefill = read_seconds(PAIRS["7b+0.5b"][0], H100, Assumed(), 25_000)
-    assert 1.0 < prefill < 1.3 and 0.15 < 256 / one.plain_tokens_per_s < 0.25
+    assert 1.4 < prefill < 1.7 and 0.2 < 256 / one.plain_tokens_per_s < 0.3
 
 
 def test_what_does_not_fit_has_no_figures():

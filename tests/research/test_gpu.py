@@ -33,6 +33,8 @@ from vidspec.runs.ties import EPSILON, tie_limit
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Size(layers=2, hidden=64, heads=4, kv_heads=2, inner=96, vocabulary=300)
 CPU = torch.device("cpu")
+#: More bytes than the clips and wheels that ``make gpu-carry`` collects.
+CARRIED = 10_000_000
 
 
 def test_without_a_gpu(monkeypatch, capsys, tmp_path):
@@ -122,6 +124,25 @@ def test_what_is_carried_is_small():
     needed = (ROOT / "Makefile").read_text().partition("NEEDED := ")[2].partition("gpu gpu-sizes")[0]
     assert "webvtt-py" in planned.split() and "safetensors" in needed.split()
     assert not {"av", "hypothesis"} & {*planned.split(), *needed.split()}
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    tracked = sum((ROOT / name).stat().st_size for name in listed.split("\0") if name and (ROOT / name).is_file())
+    assert tracked + CARRIED < 2**26, "a GPU machine takes 64 MiB"
+
+
+def test_wheels_that_were_carried_are_installed_where_they_are_missing(tmp_path):
+    """Once; then research.gpu runs with them."""
+    python, site, ran, wheel = (tmp_path / name for name in ("python", "site", "ran", "a.whl"))
+    python.write_text(f'#!/bin/sh\necho "$*" >> {ran}\ncase "$*" in *pip*) mkdir {site};; -c*) test -d {site};; esac\n')
+    python.chmod(0o755)
+    wheel.touch()
+    names = {"PYTHON": python, "VENV": tmp_path / "none", "SITE": site, "WHEELS": wheel, "SMOKE": 1}
+    for _ in range(2):
+        subprocess.run(
+            ["make", "gpu-rounds", *(f"{key}={value}" for key, value in names.items())], cwd=ROOT, check=True
+        )
+    lines = [line for line in ran.read_text().splitlines() if not line.startswith("-c")]
+    assert [line.split()[1] for line in lines] == ["pip", "research.gpu", "research.gpu"]
+    assert "--no-index" in lines[0] and lines[0].endswith(f"--target {site} {wheel}") and " rounds " in lines[1]
 
 
 @pytest.mark.full

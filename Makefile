@@ -15,7 +15,8 @@
 #   make peers                                           environments with OpenVINO and vLLM for research.peers
 #   make gpu [ARGS=...] [SMOKE=1] [OUT=DIR]              test and measure on an NVIDIA GPU; without one, say so, or with
 #                                                        SMOKE=1 run small versions on the CPU
-#   make gpu-sizes, gpu-rounds, gpu-folder, gpu-tests    its parts, of about three minutes each
+#   make gpu-sizes, gpu-rounds, gpu-kernels, gpu-folder,
+#        gpu-tests                                       its parts, of about three minutes each
 #   make gpu-carry [FOR=3.12]                            what a GPU machine without a network lacks: runs/carry
 #
 # PYTHON=python3.12 makes .venv with another Python. pip's own configuration and PIP_* variables are honoured.
@@ -37,7 +38,7 @@ PIP_INSTALL = if $(HAS_GPU); then set --; else set -- -c constraints/cpu.txt; \
 	$(LOOKS_ELSEWHERE) || set -- "$$@" --extra-index-url $(CPU_INDEX); fi; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$@"
 
-.PHONY: caption test test-all test-research test-lowest sweep lint docs bench evidence peers gpu gpu-sizes gpu-rounds gpu-folder gpu-tests gpu-carry clean
+.PHONY: caption test test-all test-research test-lowest sweep lint docs bench evidence peers gpu gpu-sizes gpu-rounds gpu-kernels gpu-folder gpu-tests gpu-carry clean
 
 caption: $(VENV)/installed
 	@$(BIN)/vidspec caption "$(CLIP)" $(ARGS)
@@ -113,7 +114,7 @@ FRAMES ?= $(wildcard runs/carry/frames.npz)
 OUT ?= runs/gpu
 NEEDED := jinja2 numpy PIL platformdirs pydantic pytest rich safetensors srt tokenizers torch transformers \
 	typer wcmatch webvtt yaml
-gpu gpu-sizes gpu-rounds gpu-folder gpu-tests:
+gpu gpu-sizes gpu-rounds gpu-kernels gpu-folder gpu-tests:
 	@if [ -z "$(SMOKE)" ] && ! $(HAS_GPU); then echo "no NVIDIA GPU here: nothing was run"; exit; fi; \
 	has() { "$$1" -c 'import importlib, sys; [*map(importlib.import_module, sys.argv[1:])]' $(NEEDED) 2>/dev/null; }; \
 	before=$$PYTHONPATH; export PYTHONPATH="$(CURDIR):$$before"; python=; \

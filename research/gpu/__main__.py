@@ -1,4 +1,4 @@
-"""``python -m research.gpu [sizes|rounds|folder|tests]``: test and measure on an NVIDIA GPU; ``frames`` prepares."""
+"""``python -m research.gpu [sizes|rounds|kernels|folder|tests]``: test and measure on an NVIDIA GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 #: Figures first.
-PARTS = ("sizes", "rounds", "folder", "tests")
+PARTS = ("sizes", "rounds", "kernels", "folder", "tests")
 #: Seconds beyond its minutes after which a part is interrupted, and then until it is killed.
 GRACE, KILL = 30.0, 10.0
 SMOKE = {"generate.max_new_tokens": 12, "video.frames": 8}
@@ -39,7 +39,8 @@ SMOKE = {"generate.max_new_tokens": 12, "video.frames": 8}
 
 def command(
     parts: Annotated[
-        list[str] | None, typer.Argument(metavar="[sizes|rounds|folder|tests|frames]...", show_default="the first four")
+        list[str] | None,
+        typer.Argument(metavar="[sizes|rounds|kernels|folder|tests|frames]...", show_default="the first five"),
     ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="For a .jsonl and a .md of each part.")] = Path("runs/gpu"),
     minutes: Annotated[
@@ -182,6 +183,11 @@ def _run(part: str, device: torch.device, wanted: _Wanted) -> bool:
             from research.gpu import rounds
 
             rounds.measure(_plan(wanted, device), device, results, out / "profiles" if wanted.profile else None)
+        elif part == "kernels":
+            from research.gpu import kernels
+
+            for size in ["smoke"] if wanted.smoke else wanted.sizes:
+                kernels.measure(size, device, _plan(wanted, device).dtype, results)
         else:
             from research.gpu import folder
             from research.gpu.frames import decoded
@@ -249,9 +255,9 @@ def _plan(wanted: _Wanted, device: torch.device) -> Plan:
 
 def _report(part: str, out: Path) -> None:
     """Write and print tables of the lines of a part's last run."""
-    from research.gpu import folder, rounds, sizes
+    from research.gpu import folder, kernels, rounds, sizes
 
-    tables = {"sizes": sizes.markdown, "rounds": rounds.markdown, "folder": folder.markdown}
+    tables = {one.__name__.rpartition(".")[2]: one.markdown for one in (sizes, rounds, kernels, folder)}
     if part in tables:
         text = tables[part](read_last(out / f"{part}.jsonl"))
         (out / f"{part}.md").write_text(text + "\n", encoding="utf-8")

@@ -46,8 +46,8 @@ The built-in pair on {clips} clips: real captions in bfloat16, identical to plai
 has 9 million parameters and is bound by the host; the parallel schedules have their draft in a process of its own on
 the same GPU, and lose there."""
 TESTS = (
-    "Attention and elementwise kernels, quantised products, against float64: 67 passed, 7 were skipped.",
-    "Products of few rows: 6 passed, and the 2 that compare their times.",
+    "Attention and elementwise kernels against float64: 67 passed, 7 were skipped.",
+    "Products of few rows with int8 and int4 weights: 6 passed, and the 2 that compare their times.",
     "Replayed passes against the usual ones: 21 passed. 2 failed, draws from more tokens than are sorted on the "
     "device, which a replay alone cannot decide; the test now draws from fewer, and passed.",
     "Both built-in pairs: 15 passed, among them the tokens of plain decoding with chains, trees, `self-int4`, pruned "
@@ -56,13 +56,13 @@ TESTS = (
 SHOWED = (
     "Products in bfloat16 read their weights at 2.2 to 2.9 TB/s of the data sheet's 3.35; together 14.1 GB in 5.4 ms, "
     "78% of it.",
-    "`_product4`, the kernel of four-bit weights, took 36 us a launch, 4.05 ms a pass: 0.95 TB/s. It loads scales and "
-    "zeros without a pipeline. So a draft in four bits is slower than one in eight, whose passes the rounds show to "
-    "take about 4.2 ms, 2.1 TB/s of codes.",
+    "`_product4`, the kernel of four-bit weights, took 36 us a launch, 4.05 ms a pass: 0.95 TB/s. It loaded scales and "
+    "zeros without a pipeline. So a draft in four bits is slower than one in eight, whose passes, by "
+    "the times of rounds, take about 4.2 ms and read 2.1 TB/s of codes.",
     "`_part`, attention, took 26 us a layer at one clip where chains take 7: a pass of one row is padded to 8, and "
     "idle rows ran programs of their own (8 rows with 64 splits are 2,048 programs, of which 32 had work). At 16 clips "
     "it took 66 us; reading the keys and values takes 22.",
-    "The host takes 0.77 ms of a plain turn that kernels do not cover, 0.55 of them to launch two graphs.",
+    "The host takes 0.77 ms of a plain turn that kernels do not cover, most of them to launch two graphs.",
     "Launched one by one, a kernel takes about 38 us of the host; 5 were assumed. This bounds models whose blocks are "
     "not replayed ([predicted.md](../predicted.md#hybrids-and-mixtures-of-experts)).",
     "The vision tower reaches 128 to 133 TFLOP/s, 13% of the data sheet; 50% were assumed.",
@@ -96,7 +96,7 @@ def page(folder: Path = FOLDER) -> str:
         "# On a GPU",
         _filled(INTRO),
         _machine(about),
-        "```console\n$ python -m research.gpu sizes rounds folder tests --sizes 7B --profile --minutes 6\n```",
+        "```console\n$ python -m research.gpu --sizes 7B --profile --minutes 6\n```",
         "## Rounds beside predictions",
         _filled(ROUNDS),
         _rounds(shown["rounds"], about["predicted_before"]),

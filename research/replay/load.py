@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from research import speed
-from research.prediction.constants import DECODE_USE, TOWER_FLOPS
+from research.prediction.constants import DECODE_USE, KERNEL_RATES, TOWER_FLOPS
 from research.prediction.sheets import DataSheet
 from research.replay.predict import Times
 from research.replay.whatif import best_chain, chain_speedup
@@ -37,6 +37,8 @@ PER_FRAME = 14**2
 ENTRY = 2
 #: Bytes of a weight.
 WEIGHTS = {"bfloat16": 2.0, "float8": 1.0, "int4": 0.5}
+#: Most bytes of four-bit weights per second.
+_CODES = KERNEL_RATES["int4"][1]
 #: Of the device's memory; the rest is for activations.
 USABLE = 0.9
 
@@ -115,6 +117,8 @@ class Throughput:
 def pass_seconds(model: Model, device: DataSheet, assumed: Assumed, batch: int, rows: float, entries: float) -> float:
     """Return max((W + B L kappa) / BW, 2 P rows / F): a pass over ``rows`` tokens of each of ``batch`` clips.
 
+    Weights of four bits are read no faster than measured.
+
     Args:
         model: whose weights W and parameters P a decoding pass reads.
         device: BW and F.
@@ -123,9 +127,13 @@ def pass_seconds(model: Model, device: DataSheet, assumed: Assumed, batch: int, 
         rows: of each clip.
         entries: L of each clip's KV cache.
     """
-    read = assumed.weight_bytes(model.language.read) + batch * entries * model.language.kv_per_token * ENTRY
+    reached = device.bandwidth * assumed.decode_use
+    cached = batch * entries * model.language.kv_per_token * ENTRY
+    weights = assumed.weight_bytes(model.language.read) / (
+        min(reached, _CODES) if assumed.weights == "int4" else reached
+    )
     operations = 2 * model.language.read * batch * rows
-    return max(read / device.bandwidth, operations / device.flops) / assumed.decode_use
+    return max(weights + cached / reached, operations / (device.flops * assumed.decode_use))
 
 
 def times_at(

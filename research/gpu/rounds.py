@@ -11,7 +11,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -199,9 +199,13 @@ def _size(size: str, plan: Plan, device: torch.device, results: Results, profile
     if free is not None and bytes_needed(SIZES[size], 1, plan.entries + _ROOM) > free:
         results.leave_out(size, "too little memory")
         return
-    target = engine_of(language(SIZES[size], device, plan.dtype))
-    for one in plan.configurations:
-        if one.draft not in (GENERATE, size) and results.begin(f"{size} {one.draft}", 10):
+    smaller = [name for name, one in SIZES.items() if one.read < SIZES[size].read]
+    drafts = [one for one in plan.configurations if one.draft not in SIZES or one.draft in smaller]
+    # A draft model has an embedding for no other ids than its own.
+    ids = min([SIZES[name].vocabulary for name in (size, *(one.draft for one in drafts)) if name in SIZES])
+    target = engine_of(replace(language(SIZES[size], device, plan.dtype), vocabulary=ids))
+    for one in drafts:
+        if one.draft != GENERATE and results.begin(f"{size} {one.draft}", 10):
             with results.guarded(f"{size} {one.draft}"):
                 _Run(size, one.draft, target, _draft(one.draft, target, size, plan.dtype), plan).measure_all(
                     one, free, results, profiles

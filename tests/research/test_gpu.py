@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -264,9 +265,9 @@ def planned(*configurations):
 
 @pytest.fixture
 def replayed(monkeypatch):
-    """Small sizes, a head of 100 of its target's 300 ids, and passes that are replayed as on a GPU."""
+    """Small sizes, drafts of 100 and 30 of their target's 300 ids, and passes that are replayed as on a GPU."""
     monkeypatch.setitem(SIZES, "deep", DEEP)
-    monkeypatch.setitem(SIZES, "tiny", SMALL)
+    monkeypatch.setitem(SIZES, "tiny", replace(SMALL, vocabulary=30))
     monkeypatch.setattr(random_heads, "DRAFTED", 100)
     monkeypatch.setattr(rounds, "_ROOM", 300)
     monkeypatch.setattr(rounds, "release", lambda device: None)  # collections take most of the time

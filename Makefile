@@ -15,7 +15,8 @@
 #   make peers                                           environments with OpenVINO and vLLM for research.peers
 #   make gpu [ARGS=...] [SMOKE=1] [OUT=DIR]              test and measure on an NVIDIA GPU; without one, say so, or with
 #                                                        SMOKE=1 run small versions on the CPU
-#   make gpu-tests, gpu-sizes, gpu-folder                its parts, of about three minutes each
+#   make gpu-sizes, gpu-rounds, gpu-kernels, gpu-folder,
+#        gpu-tests                                       its parts, of about three minutes each
 #   make gpu-carry [FOR=3.12]                            what a GPU machine without a network lacks: runs/carry
 #
 # PYTHON=python3.12 makes .venv with another Python. pip's own configuration and PIP_* variables are honoured.
@@ -37,7 +38,7 @@ PIP_INSTALL = if $(HAS_GPU); then set --; else set -- -c constraints/cpu.txt; \
 	$(LOOKS_ELSEWHERE) || set -- "$$@" --extra-index-url $(CPU_INDEX); fi; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$@"
 
-.PHONY: caption test test-all test-research test-lowest sweep lint docs bench evidence peers gpu gpu-tests gpu-sizes gpu-folder gpu-carry clean
+.PHONY: caption test test-all test-research test-lowest sweep lint docs bench evidence peers gpu gpu-sizes gpu-rounds gpu-kernels gpu-folder gpu-tests gpu-carry clean
 
 caption: $(VENV)/installed
 	@$(BIN)/vidspec caption "$(CLIP)" $(ARGS)
@@ -105,18 +106,23 @@ $(VENV)/peers/%/installed: constraints/peers/%.txt constraints/peers/sitecustomi
 		"$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	@touch $@
 
-# A GPU machine may have no network: where PYTHON or .venv, alone or with SITE, has all of NEEDED, nothing is installed.
+# A GPU machine may have no network: where PYTHON or .venv, alone or with SITE, has all of NEEDED, nothing is installed;
+# SITE is made of the wheels that were carried there.
 SITE ?= runs/carry/site
+WHEELS ?= $(wildcard runs/carry/wheels/*.whl)
 FRAMES ?= $(wildcard runs/carry/frames.npz)
 OUT ?= runs/gpu
 NEEDED := jinja2 numpy PIL platformdirs pydantic pytest rich safetensors srt tokenizers torch transformers \
 	typer wcmatch webvtt yaml
-gpu gpu-tests gpu-sizes gpu-folder:
+gpu gpu-sizes gpu-rounds gpu-kernels gpu-folder gpu-tests:
 	@if [ -z "$(SMOKE)" ] && ! $(HAS_GPU); then echo "no NVIDIA GPU here: nothing was run"; exit; fi; \
 	has() { "$$1" -c 'import importlib, sys; [*map(importlib.import_module, sys.argv[1:])]' $(NEEDED) 2>/dev/null; }; \
 	before=$$PYTHONPATH; export PYTHONPATH="$(CURDIR):$$before"; python=; \
 	for one in $(PYTHON) $(BIN)/python; do has $$one && python=$$one && break; done; \
 	if [ -z "$$python" ]; then \
+		if [ -n "$(WHEELS)" ] && ! [ -d "$(SITE)" ]; then \
+			$(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --target "$(SITE)" $(WHEELS); \
+		fi; \
 		export PYTHONPATH="$(CURDIR):$(CURDIR)/$(SITE):$$before"; \
 		has $(PYTHON) && python=$(PYTHON); \
 	fi; \
@@ -127,17 +133,19 @@ gpu gpu-tests gpu-sizes gpu-folder:
 	$$python -m research.gpu $(filter-out gpu,$(@:gpu-%=%)) --out "$(OUT)" \
 		$(if $(SMOKE),--smoke) $(if $(FRAMES),--frames "$(FRAMES)") $(ARGS)
 
-# For a GPU machine with torch, transformers and no network: decoded clips, and the other packages for its Python FOR.
+# For a GPU machine with torch, transformers and no network: decoded clips, and the other packages' wheels for its Python
+# FOR. With all tracked files they are at most 64 MiB.
 FOR ?= 3.12
-CARRY = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --upgrade --target runs/carry/site
+PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check
 gpu-carry: $(VENV)/installed-test
-	@rm -rf runs/carry/site
+	@rm -rf runs/carry/site runs/carry/wheels
 	@$(BIN)/python -m research.gpu frames --frames runs/carry/frames.npz
-	@$(CARRY) --only-binary=:all: --python-version $(FOR) --implementation cp --platform manylinux2014_x86_64 \
-		--platform manylinux_2_28_x86_64 platformdirs pydantic wcmatch webvtt-py
-	@$(CARRY) --no-deps srt
-	@du -sh runs/carry
-	@[ "$$(du -sk runs/carry | cut -f1)" -lt 65536 ] || { echo "runs/carry is larger than 64 MiB" >&2; exit 1; }
+	@$(PIP) download --only-binary=:all: --python-version $(FOR) --implementation cp --platform manylinux2014_x86_64 \
+		--platform manylinux_2_28_x86_64 --dest runs/carry/wheels platformdirs pydantic wcmatch webvtt-py
+	@$(PIP) wheel --no-deps --wheel-dir runs/carry/wheels srt
+	@{ git ls-files -z; find runs/carry -type f -print0; } | xargs -0 stat -c %s | awk '{ size += $$1 } \
+		END { printf "%.1f MiB with all tracked files\n", size / 2^20; exit size >= 2^26 }' \
+		|| { echo "that is more than 64 MiB" >&2; exit 1; }
 
 clean:
 	rm -rf $(VENV) build dist site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -15,9 +15,9 @@ __all__ = ["gains"]
 _QWEN, _LLAVA = "Qwen/Qwen2.5-VL-7B-Instruct", "llava-hf/llava-onevision-qwen2-7b-ov-hf"
 #: Cards by memory, and targets of one clip: user, cards, model, target.
 _SINGLE = (
-    ("a card of 24 GB (RTX 4090), a clip", ("4090",), "Qwen2.5-VL 7B, its four-bit copy drafts", _QWEN),
+    ("a card of 24 GB (RTX 4090), a clip", ("4090",), "Qwen2.5-VL 7B, its copy in few bits drafts", _QWEN),
     ("the same", ("4090",), "LLaVA-OneVision 7B, its 0.5B drafts", _LLAVA),
-    ("80 GB (A100, H100), a clip", ("a100", "h100"), "Qwen2.5-VL 7B, its four-bit copy drafts", _QWEN),
+    ("80 GB (A100, H100), a clip", ("a100", "h100"), "Qwen2.5-VL 7B, its copy in few bits drafts", _QWEN),
     ("the same", ("a100", "h100"), "LLaVA-OneVision 7B, its 0.5B drafts", _LLAVA),
 )
 #: Folders: user, card, clips at once.

@@ -8,19 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from research.prediction.costs import (
-    ACCEPTANCE,
-    DECODE_USE,
-    GAP,
-    LAUNCH,
-    WAIT,
-    DraftCandidate,
-    ModelCost,
-    predict,
-    predict_rounded,
-)
+from research.prediction.constants import CACHE_USE, FLOPS_USE, HOST, KERNEL_RATES, LAUNCH, PER_CLIP, PRODUCT_USE, SMALL
+from research.prediction.costs import ACCEPTANCE, DraftCandidate, ModelCost, predict, predict_rounded
 from research.prediction.drafts import HEAD_LAUNCHES, cost_of_known, draft_candidates
 from research.prediction.sheets import SHEETS, DataSheet
 from vidspec.bench.tables import bullets, table
@@ -153,7 +144,7 @@ def page(names: Sequence[str] = ("4090", "a100", "h100")) -> str:
     heads = ["card", "visual tokens", "clips", "plain", "best draft", "gamma", "with it", "gain"]
     heads += ["self-int4", "EAGLE-3", "3B", "int4 target, plain"]
     lines = table(heads, [one.cells for one in forecasts(cards, SHOWN)])
-    parts = [f"## 7B\n\n**Predicted, nothing of it was measured.** {TARGET}, tokens/s of all clips.", lines]
+    parts = [f"## 7B\n\n**Predicted, with constants measured on one H100.** {TARGET}, tokens/s of all clips.", lines]
     parts.append(bullets(_notes(cards)))
     parts += ["## Hybrids and mixtures of experts", _kernel_by_kernel(cards)]
     parts += ["## Other acceptance", _other_acceptance(cards)]
@@ -168,15 +159,23 @@ def _notes(cards: Sequence[DataSheet]) -> list[str]:
     )
     assumed = "; ".join(f"{ACCEPTANCE[kind].beta:g} for {name} ({ACCEPTANCE[kind].source})" for kind, name in _KINDS)
     return [
-        f"Data sheets: {sheets}. Passes reach {DECODE_USE:.0%} of bandwidth and arithmetic.",
-        f"{GAP * 1e6:g} us between two kernels; a fused pass has 10 a block and 12 more, as counted. {WAIT * 1e6:g} us "
-        "for each of the two waits of a round. Products with int8 and int4 weights are as fast as instructions allow "
+        f"Data sheets: {sheets}. Measured on an H100: products reach {PRODUCT_USE:.0%} of the bandwidth, keys and "
+        f"values {CACHE_USE:.0%}. Assumed: {FLOPS_USE:.0%} of the arithmetic.",
+        f"Measured there: a kernel takes {SMALL * 1e6:g} us, and {PER_CLIP * 1e6:g} us for each clip, beyond its "
+        f"bytes; the host {HOST * 1e3:g} ms for each of the two waits of a round. Counted: 10 kernels a block and 13 "
+        "more.",
+        f"Products with codes read at most {_rates_of('int8')} (int8) and {_rates_of('int4')} (int4), as measured "
+        "there before the kernel for four bits was mended, and no more than instructions allow "
         "([engine](../internals/engine.md#quantised-weights)).",
         f"A drafted token is accepted with probability: {assumed}. These are other models, texts and engines.",
         f"Gamma is the best window; without a gain there is none. A head's pass has {HEAD_LAUNCHES} kernels.",
         f"Captions of {TOKENS} tokens after {PROMPT} of text. *-*: does not fit into 95% of the card's memory. *int4 "
         "target*: `models.weights: int4`, which gives other texts than bfloat16.",
     ]
+
+
+def _rates_of(weights: Literal["int8", "int4"]) -> str:
+    return " to ".join(f"{rate / 1e12:g}" for rate in sorted(KERNEL_RATES[weights].values())) + " TB/s"
 
 
 def _kernel_by_kernel(cards: Sequence[DataSheet]) -> str:
@@ -194,7 +193,8 @@ def _kernel_by_kernel(cards: Sequence[DataSheet]) -> str:
             lines.append([target.name, card.name, f"{cost.launches:,}", *cells])
     heads = ["target", "card", "launches a pass", "plain", "of it launching", "best draft", "gain"]
     return (
-        "Their blocks run kernel by kernel: a pass takes at least 5 us for each counted kernel, and a draft of such "
+        f"Their blocks run kernel by kernel: a pass takes at least {LAUNCH * 1e6:g} us for each counted kernel, as "
+        "measured with other blocks on one host, and a draft of such "
         "blocks a wait for each token. Of a mixture a pass reads E (1 - (1 - k/E)^rows) of a block's E experts, k for "
         "each row; recurrent states are read and written once. One clip of 2,000 visual tokens.\n\n"
         + table(heads, lines)

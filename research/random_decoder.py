@@ -16,7 +16,7 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.layouts import WeightFormat
 from vidspec.engine.slab import KVSpan
 
-__all__ = ["Language", "behind", "engine_of", "language", "rolled_back"]
+__all__ = ["Language", "behind", "engine_of", "language", "rolled_back", "rope_parameters"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,10 @@ class Language:
     vocabulary: int
     weight_bytes: int
     known_ids: int
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings (n, hidden) of ids (n,)."""
+        return self.decoder.embed(ids)
 
 
 def language(
@@ -52,7 +56,6 @@ def language(
     from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
     from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
 
-    half = size.width // 2
     config = Qwen2_5_VLTextConfig(
         hidden_size=size.hidden,
         num_hidden_layers=size.layers,
@@ -60,11 +63,7 @@ def language(
         num_key_value_heads=size.kv_heads,
         intermediate_size=size.inner,
         vocab_size=size.vocabulary,
-        rope_parameters={
-            "rope_type": "default",
-            "rope_theta": 1e6,
-            "mrope_section": [half // 4, half * 3 // 8, half - half // 4 - half * 3 // 8],
-        },
+        rope_parameters=rope_parameters(size),
     )
     with torch.device(device):
         model = Qwen2_5_VLTextModel._from_config(config, dtype=dtype)
@@ -77,6 +76,13 @@ def language(
     return Language(
         decoder, torch.device(device), size.vocabulary, weight_bytes(model, head, decoder), known_ids=size.vocabulary
     )
+
+
+def rope_parameters(size: Size) -> dict[str, object]:
+    """Return M-RoPE's parameters, whose sections are in Qwen2.5-VL's proportions."""
+    half = size.width // 2
+    sections = [half // 4, half * 3 // 8, half - half // 4 - half * 3 // 8]
+    return {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}
 
 
 def engine_of(model: Language) -> Engine:

@@ -26,7 +26,8 @@ from vidspec.models.recommended import TABLE, SpeedPrediction
 __all__ = ["main", "table_text"]
 
 _HEAD = """\
-# Predicted speeds of published targets on cards, from data sheets and the sizes of models; nothing was measured.
+# Predicted speeds of published targets on cards, from data sheets, the sizes of models and constants measured on one
+# H100 (docs/research/measured/gpu.md); none of these models was run.
 # Written by `python -m research.recommended --write`. `plain`, `rates` and `windows` have a value for each card, in the
 # order of `cards`: tokens per second of one such clip, and tokens drafted at a time (0: the draft does not pay).
 # `rounded` is the target in four bits, which `saves` bytes. `launches`: kernels of a pass that runs kernel by kernel.

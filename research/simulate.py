@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from research.commands import run
+from research.prediction.constants import DECODE_USE
 from vidspec.bench import tables
 from vidspec.cli.printed import TableFormat, print_csv, print_json
 from vidspec.errors import UsageError
@@ -89,7 +90,7 @@ def command(
     decode_use: Annotated[
         float,
         typer.Option("--decode-use", help="Of the data sheet, while decoding.", rich_help_panel=AT_ONCE),
-    ] = 0.7,
+    ] = DECODE_USE,
     prefill_use: Annotated[
         float,
         typer.Option("--prefill-use", help="Of it, in vision and prompts.", rich_help_panel=AT_ONCE),

@@ -1,8 +1,11 @@
-"""Tests and measurements on a GPU, in three parts that each end within minutes.
+"""Tests and measurements on a GPU, in five parts that each end within minutes.
 
 results    JSON lines, written as they come, and the time that is left
 marked     the tests marked ``gpu``
 sizes      passes, prompts and the vision tower of published sizes with random weights
+rounds     rounds of drafts with random weights on the real loop, with forced acceptance, at published sizes
+generation plain decoding by transformers at these sizes
+kernels    single kernels at these sizes: products by format and rows, attention
 frames     clips as decoded frames, for machines that decode no video
 folder     the built-in pairs over such clips: losslessness, one row against six, schedules, clips at once
 """

@@ -1,4 +1,4 @@
-"""``python -m research.gpu [sizes|folder|tests]``: test and measure on the first NVIDIA GPU; ``frames`` prepares."""
+"""``python -m research.gpu [sizes|rounds|kernels|folder|tests]``: test and measure on an NVIDIA GPU."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,12 +25,13 @@ from vidspec.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
+    from research.gpu.rounds import Plan
     from research.gpu.sizes import Grid
 
 __all__ = ["main"]
 
 #: Figures first.
-PARTS = ("sizes", "folder", "tests")
+PARTS = ("sizes", "rounds", "kernels", "folder", "tests")
 #: Seconds beyond its minutes after which a part is interrupted, and then until it is killed.
 GRACE, KILL = 30.0, 10.0
 SMOKE = {"generate.max_new_tokens": 12, "video.frames": 8}
@@ -37,7 +39,8 @@ SMOKE = {"generate.max_new_tokens": 12, "video.frames": 8}
 
 def command(
     parts: Annotated[
-        list[str] | None, typer.Argument(metavar="[sizes|folder|tests|frames]...", show_default="the first three")
+        list[str] | None,
+        typer.Argument(metavar="[sizes|rounds|kernels|folder|tests|frames]...", show_default="the first five"),
     ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="For a .jsonl and a .md of each part.")] = Path("runs/gpu"),
     minutes: Annotated[
@@ -48,6 +51,13 @@ def command(
         Path | None, typer.Option(metavar="FILE", help="Decoded clips, which frames wrote; else they are decoded here.")
     ] = None,
     clips: Annotated[int, typer.Option(min=1, help="Of the folder.")] = 16,
+    drafts: Annotated[
+        str, typer.Option(help="Of rounds, of none, int8, int4, 3B, eagle3, dflash, generate.", show_default="all")
+    ] = "",
+    profile: Annotated[
+        bool,
+        typer.Option("--profile", help="Write the kernels of a few turns of each of the rounds into DIR/profiles."),
+    ] = False,
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Run small versions of all parts on a CPU: no figure means anything.")
     ] = False,
@@ -77,17 +87,37 @@ def command(
         _check_interpreter()
     import torch
 
+    from research.gpu.rounds import PLAN
+
+    known = list(dict.fromkeys(one.draft for one in PLAN))
+    if wrong := [one for one in filter(None, drafts.split(",")) if one not in known]:
+        raise UsageError(f"no such draft: {wrong[0]}", hint=f"one of {', '.join(known)}")
     if not smoke and not torch.cuda.is_available():
         print("no NVIDIA GPU here: nothing was run")
         return 0
     if here:
         device = torch.device("cpu" if smoke else "cuda:0")
-        return 0 if all([_run(part, device, out, minutes, sizes.split(","), clips, smoke) for part in chosen]) else 1
+        wanted = _Wanted(out, minutes, sizes.split(","), clips, drafts.split(",") if drafts else known, profile, smoke)
+        return 0 if all([_run(part, device, wanted) for part in chosen]) else 1
     if old := _unmet("transformers"):
         print_note(old)
     options = ["--here", "--out", str(out), "--minutes", str(minutes), "--sizes", sizes, "--clips", str(clips)]
-    command = [sys.executable, "-u", "-m", "research.gpu", *options, *(["--smoke"] if smoke else [])]
+    options += [*(["--drafts", drafts] if drafts else []), *["--profile"] * profile, *["--smoke"] * smoke]
+    command = [sys.executable, "-u", "-m", "research.gpu", *options]
     return 0 if all([_run_apart(part, [*command, part], out, 60 * minutes + GRACE) for part in chosen]) else 1
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Options of the parts, see :func:`command`."""
+
+    out: Path
+    minutes: float
+    sizes: list[str]
+    clips: int
+    drafts: list[str]
+    profile: bool
+    smoke: bool
 
 
 def _run_apart(part: str, command: Sequence[str], out: Path, seconds: float) -> bool:
@@ -133,22 +163,31 @@ def _check_interpreter() -> None:
             raise UsageError(f"the interpreter of Triton {triton} fails with numpy {numpy}", hint="needs numpy < 2.4")
 
 
-def _run(part: str, device: torch.device, out: Path, minutes: float, sizes: list[str], clips: int, smoke: bool) -> bool:
+def _run(part: str, device: torch.device, wanted: _Wanted) -> bool:
     """Run one part; return True if it succeeds."""
-    holds = True
+    holds, out = True, wanted.out
     with ExitStack() as stack:
         stack.callback(_report, part, out)  # an interrupted part too
-        results = stack.enter_context(Results(out, part, minutes, say=print_note))
+        results = stack.enter_context(Results(out, part, wanted.minutes, say=print_note))
         stack.enter_context(results.guarded(part))
         results.add("machine", **_machine(device))
         if part == "tests":
             from research.gpu.marked import run_tests
 
-            holds = run_tests(results, smoke=smoke)
+            holds = run_tests(results, smoke=wanted.smoke)
         elif part == "sizes":
             from research.gpu import sizes as passes
 
-            passes.measure(_grid(sizes, device, smoke), device, results)
+            passes.measure(_grid(wanted, device), device, results)
+        elif part == "rounds":
+            from research.gpu import rounds
+
+            rounds.measure(_plan(wanted, device), device, results, out / "profiles" if wanted.profile else None)
+        elif part == "kernels":
+            from research.gpu import kernels
+
+            for size in ["smoke"] if wanted.smoke else wanted.sizes:
+                kernels.measure(size, device, _plan(wanted, device).dtype, results)
         else:
             from research.gpu import folder
             from research.gpu.frames import decoded
@@ -157,7 +196,7 @@ def _run(part: str, device: torch.device, out: Path, minutes: float, sizes: list
                 ("embedded",), ("float32",), ("ar", "vanilla-sd", "pearl-video"), (1, 2), overrides=SMOKE
             )
             full = folder.Folder(dtypes=(str(_half(device)).removeprefix("torch."), "float32"))
-            holds = folder.measure(small if smoke else full, decoded(clips), str(device), results)
+            holds = folder.measure(small if wanted.smoke else full, decoded(wanted.clips), str(device), results)
     return holds and not results.failed
 
 
@@ -184,25 +223,41 @@ def _half(device: torch.device) -> torch.dtype:
     return resolve_placement(str(device)).dtype
 
 
-def _grid(names: list[str], device: torch.device, smoke: bool) -> Grid:
+def _grid(wanted: _Wanted, device: torch.device) -> Grid:
     """Return the grid of sizes to measure."""
     import torch
 
     from research.gpu.sizes import Grid
     from research.sizes import MODELS, SIZES, Size, Tower
 
-    if not smoke:
-        return Grid(names, dtype=_half(device), tower=MODELS["Qwen/Qwen2.5-VL-7B-Instruct"].tower)
+    if not wanted.smoke:
+        return Grid(wanted.sizes, dtype=_half(device), tower=MODELS["Qwen/Qwen2.5-VL-7B-Instruct"].tower)
     SIZES["smoke"] = Size(layers=1, hidden=32, heads=2, kv_heads=1, inner=32, vocabulary=300)
     tower = Tower(2, 64, 96, 3, 2 * 3 * 14**2, 8**2, 8**2, 1, 4, 4 * 64, 128)
     return Grid(["smoke"], (1, 2), (20,), torch.float32, tower, repeats=(0, 1, 1))
 
 
+def _plan(wanted: _Wanted, device: torch.device) -> Plan:
+    """Return the rounds to measure; in a smoke run one of each draft, of small shapes."""
+    import torch
+
+    from research.gpu.rounds import PLAN, Plan
+    from research.sizes import SIZES, Size
+
+    chosen = [one for one in PLAN if one.draft in wanted.drafts]
+    if not wanted.smoke:
+        return Plan(wanted.sizes, chosen, _half(device))
+    SIZES["smoke"] = Size(layers=6, hidden=64, heads=4, kv_heads=2, inner=128, vocabulary=300)
+    SIZES["3B"] = Size(layers=1, hidden=64, heads=4, kv_heads=2, inner=128, vocabulary=300)
+    few = [replace(one, clips=(2,), windows=one.windows[:1]) for one in chosen]
+    return Plan(["smoke"], few, torch.float32, entries=20, seconds=0.05, warm_up=2, tokens=4)
+
+
 def _report(part: str, out: Path) -> None:
     """Write and print tables of the lines of a part's last run."""
-    from research.gpu import folder, sizes
+    from research.gpu import folder, kernels, rounds, sizes
 
-    tables = {"sizes": sizes.markdown, "folder": folder.markdown}
+    tables = {one.__name__.rpartition(".")[2]: one.markdown for one in (sizes, rounds, kernels, folder)}
     if part in tables:
         text = tables[part](read_last(out / f"{part}.jsonl"))
         (out / f"{part}.md").write_text(text + "\n", encoding="utf-8")

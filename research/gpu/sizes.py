@@ -37,7 +37,7 @@ from vidspec.engine.rows import Prompt, Rows
 from vidspec.models.placement import resolve_placement
 from vidspec.video import Clip, SourceFacts
 
-__all__ = ["Grid", "Pass", "Timed", "bytes_needed", "copy_rate", "markdown", "measure"]
+__all__ = ["Grid", "Pass", "Timed", "bytes_needed", "copy_rate", "gib", "markdown", "measure", "release"]
 
 #: Rows of a verification: gamma 5.
 ROWS = 6
@@ -146,10 +146,11 @@ def measure(grid: Grid, device: torch.device, results: Results) -> None:
             with results.guarded(f"{size} {kind}"):
                 for one in _size(size, kind, grid, device, rate, results):
                     results.add("pass" if isinstance(one, Pass) else "timed", **asdict(one))
-            _release(device)  # before the next is made
+            release(device)  # before the next is made
 
 
-def _release(device: torch.device) -> None:
+def release(device: torch.device) -> None:
+    """Free the memory of models that are not used any more."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -344,7 +345,7 @@ def markdown(rows: Sequence[dict[str, object]]) -> str:
             *(f"{1e3 * seconds:.2f} ms" for seconds in (one.one, one.six, one.chain)),
             f"{one.tokens_per_s:.0f}",
             f"{one.share:.0%}",
-            _gib(one.peak),
+            gib(one.peak),
         )
         for one in passes
     ]
@@ -356,7 +357,7 @@ def markdown(rows: Sequence[dict[str, object]]) -> str:
             f"{one.entries:,}",
             f"{1e3 * one.seconds:.1f} ms",
             "" if one.flops_per_s is None else f"{one.flops_per_s / 1e12:.0f}",
-            _gib(one.peak),
+            gib(one.peak),
         )
         for one in reads
     ]
@@ -366,5 +367,6 @@ def markdown(rows: Sequence[dict[str, object]]) -> str:
     return "\n\n".join(parts)
 
 
-def _gib(count: int | None) -> str:
+def gib(count: int | None) -> str:
+    """Return bytes as a table shows them."""
     return "?" if count is None else f"{count / 2**30:.1f} GiB"

@@ -1,17 +1,32 @@
 """Prediction of decoding speed from a card's data sheet and the sizes of models; nothing is run. No torch.
 
-A pass takes the larger of the times of its bytes and its operations, at the share of the data sheet that passes reach,
-plus the gaps between its kernels and, where the host needs its tokens, a wait. Passes that are not replayed take at
-least the launches of their kernels from Python. Rounds follow the speed model of :mod:`research.speed`; a
-draft that does not pay has the window 0, which is plain decoding.
+A pass takes its products, which are bound by bytes or by operations, its keys and values, and its small kernels. Where
+the host needs its tokens, the host's own time is added. Passes that are not replayed take at least the launches of
+their kernels from Python. The constants are in :mod:`research.prediction.constants`. Rounds follow the speed model of
+:mod:`research.speed`; a draft that does not pay has the window 0, which is plain decoding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from research.prediction.constants import (
+    CACHE_USE,
+    FEWEST_ROWS,
+    FLOPS_USE,
+    HOST,
+    HOST_CLIP,
+    IDLE,
+    KERNEL_RATES,
+    LAUNCH,
+    PER_CLIP,
+    PRODUCT_USE,
+    SMALL,
+    WAIT,
+    WeightPrecision,
+)
 from research.prediction.sheets import DataSheet
 from research.speed import best_window, beta_of_run_length, beta_of_tokens_per_pass
 from vidspec.models.recommended import AssumedAcceptance, PredictedDraft, SpeedPrediction
@@ -19,28 +34,18 @@ from vidspec.models.recommended import AssumedAcceptance, PredictedDraft, SpeedP
 __all__ = [
     "ACCEPTANCE",
     "BLOCK_LAUNCHES",
-    "DECODE_USE",
-    "GAP",
-    "LAUNCH",
     "OTHER_LAUNCHES",
-    "WAIT",
     "WEIGHT_BYTES",
     "DraftCandidate",
     "EagerLaunches",
     "ExpertCost",
     "ModelCost",
-    "WeightPrecision",
     "predict",
     "predict_rounded",
 ]
 
-#: Share of the data sheet's bandwidth and operations that decoding passes reach.
-DECODE_USE = 0.7
 #: Kernels of a fused block and around the blocks (``python -m research.counts``).
 BLOCK_LAUNCHES, OTHER_LAUNCHES = 10, 13
-#: Seconds of a launch from Python, between two kernels on the device, and until the host has a result.
-LAUNCH, GAP, WAIT = 5e-6, 1e-6, 20e-6
-WeightPrecision = Literal["bfloat16", "int8", "int4"]
 #: Bytes of a weight; of int4 with a scale and a zero for each 64.
 WEIGHT_BYTES: Mapping[WeightPrecision, float] = {"bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 3 / 64}
 #: Share of the bandwidth that the kernels of quantised weights leave, by rows (docs/internals/engine.md); the
@@ -139,33 +144,52 @@ class ModelCost:
     def weight_bytes(self) -> float:
         return self.read * WEIGHT_BYTES[self.weights]
 
-    def pass_seconds(self, card: DataSheet, clips: int, rows: int, entries: float) -> float:
-        """Return the seconds of a pass over ``rows`` in all, of clips with so many cache entries each."""
-        padded = rows if self.eager else 1 << (rows - 1).bit_length()  # a graph's rows
+    def pass_seconds(self, card: DataSheet, clips: int, rows: int, entries: float, *, chained: bool = False) -> float:
+        """Return the seconds of a pass on the device.
+
+        Args:
+            card: where.
+            clips: of the pass.
+            rows: in all.
+            entries: cache entries of each clip.
+            chained: True for one of a chain, which the host does not wait for.
+        """
+        padded = rows if self.eager else max(1 if chained else FEWEST_ROWS, 1 << (rows - 1).bit_length())
         operations = 2 * (self.read + (self.experts.active * self.experts.read if self.experts else 0)) * padded
-        read = self.bytes_read(card, clips, rows, entries)
-        seconds, launches = max(read / card.bandwidth, operations / card.flops) / DECODE_USE, self.launches
+        products = self._weight_seconds(card, rows) + self.expert_bytes(rows) / (PRODUCT_USE * card.bandwidth)
+        seconds = max(products, operations / (FLOPS_USE * card.flops))
+        seconds += self.cache_bytes(clips, entries) / (CACHE_USE * card.bandwidth)
+        launches, small = self.launches, SMALL + PER_CLIP * clips + IDLE * (padded - rows) / padded
         if self.eager is None:
-            return seconds + launches * GAP
+            return seconds + launches * small
         launches += (clips - 1) * self.eager.clip + (self.eager.window if rows > clips else 0)
-        return max(seconds + launches * GAP, launches * LAUNCH)
+        return max(seconds + launches * SMALL, launches * LAUNCH)
 
-    def bytes_read(self, card: DataSheet, clips: int, rows: int, entries: float) -> float:
-        """Return the bytes that the memory transfers in a pass, see :meth:`pass_seconds`."""
+    def host_seconds(self, clips: int) -> float:
+        """Return the seconds of the host around a pass, or a replayed chain of passes, that it waits for."""
+        return WAIT if self.eager else HOST + (clips - 1) * HOST_CLIP
+
+    def expert_bytes(self, rows: int) -> float:
+        """Return the bytes of the experts that rows choose."""
+        return self.experts.distinct(rows) * self.experts.read * WEIGHT_BYTES["bfloat16"] if self.experts else 0.0
+
+    def cache_bytes(self, clips: int, entries: float) -> float:
+        """Return the bytes of the clips' keys, values and states that a pass reads, and of the states it writes."""
         cached = entries * self.entry + sum(min(entries, size) * each for size, each in self.windows)
-        experts = self.experts.distinct(rows) * self.experts.read * WEIGHT_BYTES["bfloat16"] if self.experts else 0
-        return self._weight_traffic(card, rows) + experts + clips * (cached + 2 * self.states)
+        return clips * (cached + 2 * self.states)
 
-    def _weight_traffic(self, card: DataSheet, rows: int) -> float:
-        """Return the bytes of weights that take the memory as long as the pass's products take at this many rows."""
+    def _weight_seconds(self, card: DataSheet, rows: int) -> float:
+        """Return the seconds of the products with these weights at this many rows."""
+        reached = PRODUCT_USE * card.bandwidth
         if self.weights == "bfloat16":
-            return self.weight_bytes
+            return self.weight_bytes / reached
         if rows > _KERNEL_ROWS:
-            return self.weight_bytes + 2 * self.read * WEIGHT_BYTES["bfloat16"]
+            return (self.weight_bytes + 2 * self.read * WEIGHT_BYTES["bfloat16"]) / reached
         shares = _KERNEL_SHARES.get((card.name, self.weights), _LEAST_SHARES[self.weights])
-        reached = [(count, share) for count, share in shares.items() if rows > count // 2]
-        count, share = max(reached, default=(64, 1.0))
-        return self.weight_bytes / (share * min(1.0, count / rows))
+        left = [(count, share) for count, share in shares.items() if rows > count // 2]
+        count, share = max(left, default=(64, 1.0))
+        measured = max((at, rate) for at, rate in KERNEL_RATES[self.weights].items() if rows >= at)[1]
+        return self.weight_bytes / min(reached * share * min(1.0, count / rows), measured)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +222,7 @@ def predict(
     """
 
     def verify(rows: int) -> float:
-        return target.pass_seconds(card, clips, clips * rows, entries) + WAIT
+        return target.pass_seconds(card, clips, clips * rows, entries) + target.host_seconds(clips)
 
     def fits(size: int | None) -> bool | None:
         return None if size is None or free is None else size <= free
@@ -206,9 +230,9 @@ def predict(
     plain = clips / verify(1)
     found = [SpeedPrediction(None, 0, plain, 1.0, held, fits(held))]
     for draft in drafts:
-        chain, once = draft.cost.pass_seconds(card, clips, clips, entries), WAIT
+        chain, once = draft.cost.pass_seconds(card, clips, clips, entries, chained=True), draft.cost.host_seconds(clips)
         if draft.cost.eager is not None:  # the host waits for each token
-            chain, once = chain + WAIT, 0
+            chain, once = chain + once, 0
         gamma, rate = best_window(draft.assumed.beta, verify, chain, once, _LONGEST)
         if clips * rate < _LEAST_GAIN * plain:
             gamma, rate = 0, plain / clips

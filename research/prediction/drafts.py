@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from research.prediction.constants import WeightPrecision
 from research.prediction.costs import (
     ACCEPTANCE,
     BLOCK_LAUNCHES,
@@ -13,7 +14,6 @@ from research.prediction.costs import (
     WEIGHT_BYTES,
     DraftCandidate,
     ModelCost,
-    WeightPrecision,
 )
 from research.prediction.stock import STOCK_LAUNCHES, cost_of_known_stock, read_weights
 from vidspec.models.known_pairs import KnownModel, MemoryWorkload, published_heads

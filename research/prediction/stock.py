@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from research.prediction.costs import EagerLaunches, ExpertCost, ModelCost, WeightPrecision
+from research.prediction.constants import WeightPrecision
+from research.prediction.costs import EagerLaunches, ExpertCost, ModelCost
 from vidspec.models.known_pairs import KnownModel
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from research import speed
+from research.prediction.constants import DECODE_USE, KERNEL_RATES, TOWER_FLOPS
 from research.prediction.sheets import DataSheet
 from research.replay.predict import Times
 from research.replay.whatif import best_chain, chain_speedup
@@ -36,6 +37,8 @@ PER_FRAME = 14**2
 ENTRY = 2
 #: Bytes of a weight.
 WEIGHTS = {"bfloat16": 2.0, "float8": 1.0, "int4": 0.5}
+#: Most bytes of four-bit weights per second.
+_CODES = KERNEL_RATES["int4"][1]
 #: Of the device's memory; the rest is for activations.
 USABLE = 0.9
 
@@ -62,7 +65,7 @@ class Assumed:
         gamma: the window; None for the best at each batch size, which may be none.
         weights: a key of :data:`WEIGHTS`; arithmetic is in bfloat16 all the same.
         decode_use: share of bandwidth and operations that a decoding pass reaches.
-        prefill_use: share of the operations that a tower and the reading of a prompt reach.
+        prefill_use: share of the operations that a tower, up to ``TOWER_FLOPS``, and the reading of a prompt reach.
     """
 
     beta: float = 0.8
@@ -70,7 +73,7 @@ class Assumed:
     tokens: int = 256
     gamma: int | None = None
     weights: str = "bfloat16"
-    decode_use: float = 0.7
+    decode_use: float = DECODE_USE
     prefill_use: float = 0.5
 
     def context(self, visual: float) -> float:
@@ -114,6 +117,8 @@ class Throughput:
 def pass_seconds(model: Model, device: DataSheet, assumed: Assumed, batch: int, rows: float, entries: float) -> float:
     """Return max((W + B L kappa) / BW, 2 P rows / F): a pass over ``rows`` tokens of each of ``batch`` clips.
 
+    Weights of four bits are read no faster than measured.
+
     Args:
         model: whose weights W and parameters P a decoding pass reads.
         device: BW and F.
@@ -122,9 +127,13 @@ def pass_seconds(model: Model, device: DataSheet, assumed: Assumed, batch: int, 
         rows: of each clip.
         entries: L of each clip's KV cache.
     """
-    read = assumed.weight_bytes(model.language.read) + batch * entries * model.language.kv_per_token * ENTRY
+    reached = device.bandwidth * assumed.decode_use
+    cached = batch * entries * model.language.kv_per_token * ENTRY
+    weights = assumed.weight_bytes(model.language.read) / (
+        min(reached, _CODES) if assumed.weights == "int4" else reached
+    )
     operations = 2 * model.language.read * batch * rows
-    return max(read / device.bandwidth, operations / device.flops) / assumed.decode_use
+    return max(weights + cached / reached, operations / (device.flops * assumed.decode_use))
 
 
 def times_at(
@@ -140,8 +149,9 @@ def times_at(
 
 def read_seconds(model: Model, device: DataSheet, assumed: Assumed, visual: int, kept: float = 1.0) -> float:
     """Return the seconds from pixels to KV cache of one clip: the tower over all frames, the pruned prompt."""
-    operations = model.tower.flops * visual / PER_FRAME + model.language.prefill_flops(kept * visual + PROMPT)
-    return operations / (device.flops * assumed.prefill_use)
+    reached = device.flops * assumed.prefill_use
+    tower = model.tower.flops * visual / PER_FRAME / min(reached, TOWER_FLOPS)
+    return tower + model.language.prefill_flops(kept * visual + PROMPT) / reached
 
 
 def memory(models: Sequence[tuple[Model, float]], assumed: Assumed, batch: int, visual: int) -> float:
@@ -203,8 +213,8 @@ def notes(devices: Sequence[DataSheet], assumed: Assumed) -> list[str]:
     )
     return [
         f"Predicted, not measured. Data sheets: {sheets}. Decoding passes reach {assumed.decode_use:.0%} of bandwidth "
-        f"and arithmetic, vision towers and prompts {assumed.prefill_use:.0%} of arithmetic; the host and launching "
-        "kernels take no time.",
+        f"and arithmetic, vision towers and prompts {assumed.prefill_use:.0%} of arithmetic, towers at most "
+        f"{TOWER_FLOPS / 1e12:g} TFLOP/s (measured on an H100, as is the share of decoding).",
         f"Captions of {assumed.tokens} tokens behind {PROMPT} of text and the visual tokens; {PER_FRAME} of these are "
         f"a frame, of Qwen2.5-VL two frames. Weights in {assumed.weights}, KV cache and arithmetic in bfloat16.",
         f"A drafted token is accepted with probability {assumed.beta:g}, pruned or not; the pruned draft keeps "

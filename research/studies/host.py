@@ -21,15 +21,13 @@ import torch
 import typer
 
 from research import commands
+from research.random_clips import begin_clip
 from research.random_decoder import engine_of, language
 from research.sizes import Size
 from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.bench.tables import table
-from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import Loop
-from vidspec.decoding.schedules.sequential import sequential
 from vidspec.decoding.sequence import Sequence
-from vidspec.decoding.target import Target
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.engine.choice_step import ChoiceStep
 from vidspec.engine.forward import Engine
@@ -38,19 +36,9 @@ from vidspec.engine.graph_step import GraphStep
 from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.rows import PrefillResult, Rows
 from vidspec.engine.sampling import Sampling
-from vidspec.events.trace import Trace
-from vidspec.models.detokenizer import Detokenizer
-from vidspec.models.request import CaptionRequest
 
 SIZE = Size(layers=1, hidden=64, heads=4, kv_heads=2, inner=96, vocabulary=60)
 GAMMA, ROUNDS = 5, 40
-
-
-class Words:
-    """A tokenizer whose tokens are words."""
-
-    def decode(self, ids: Any, **_: object) -> str:
-        return " ".join(map(str, ids))
 
 
 class HostClock:
@@ -118,19 +106,15 @@ def begin_clips(loop: Loop, clips: int, target: Engine, draft: Engine, temperatu
         (passed,) = engine.run([Rows(span, [clip, 1, 2, 3])])
         return PrefillResult(span, passed.logits[-1])
 
-    sequences, sampling = [], Sampling(temperature, 0.9)
-    for clip in range(clips):
-        one = Sequence(CaptionRequest(str(clip)), Trace(loop.synchronise))
-        one.rng = torch.Generator().manual_seed(clip)
-        one.target = Target(target, read(target, clip), sampling, one.rng)
-        one.limits, one.gamma, one.acceptance = StoppingRules(10**6), GAMMA, ExactRule()
-        one.drafter = ChainDrafter(draft, read(draft, clip).span, sampling, torch.Generator().manual_seed(2))
-        one.text = Detokenizer(Words())
-        one.emit_first()
-        one.key, one.steps = clip, sequential(one)
-        sequences.append(one)
-        loop.begin(one)
-    return sequences
+    sampling, rule = Sampling(temperature, 0.9), ExactRule()
+
+    def drafter(clip: int) -> ChainDrafter:
+        return ChainDrafter(draft, read(draft, clip).span, sampling, torch.Generator().manual_seed(2))
+
+    return [
+        begin_clip(loop, clip, target, read(target, clip), drafter(clip), rule, GAMMA, sampling)
+        for clip in range(clips)
+    ]
 
 
 def measure(clips: int, accepted: bool, temperature: float = 0.0) -> tuple[float, float]:

@@ -194,11 +194,11 @@ def test_speeds_of_a_published_target_on_a_card(vidspec, monkeypatch):
     assert "nothing measured: plain decoding" in lines[0] and len(lines) == 6
     assert [line.split(":")[0] for line in lines[1:5]] == [
         "Rayzl/qwen2.5-vl-7b-eagle3-sgl",
-        "self-int4",
         "self-int8",
         "Qwen/Qwen2.5-VL-3B-Instruct",
+        "self-int4",
     ]
-    assert ran.out.splitlines()[-1] == f"vidspec caption clip.mp4 --target {target} --profile self-int4"
+    assert ran.out.splitlines()[-1] == f"vidspec caption clip.mp4 --target {target} --profile self-int8"
     found = json.loads(vidspec("models", target, "--card", "4090", "--format", "json").out)["predicted"]
     assert found["measured"] is False and found["card"]["name"] == "RTX 4090"
     fits = {row["draft"]: row["fits"] for row in found["predictions"]}
@@ -209,7 +209,7 @@ def test_a_small_model_that_is_listed_as_a_draft_has_speeds(vidspec, monkeypatch
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     ran = vidspec("models", "Qwen/Qwen2.5-VL-3B-Instruct", "--card", "h100")
     assert ran.code == 0 and "plain decoding" in ran.out and "drafts for  Qwen/Qwen2.5-VL-7B-Instruct" in ran.out
-    assert ran.out.splitlines()[-1].endswith("--target Qwen/Qwen2.5-VL-3B-Instruct --profile self-int4")
+    assert ran.out.splitlines()[-1].endswith("--target Qwen/Qwen2.5-VL-3B-Instruct --profile self-int8")
 
 
 def test_a_target_too_large_for_a_card(vidspec, monkeypatch):

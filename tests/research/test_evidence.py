@@ -7,10 +7,11 @@ import re
 import pytest
 
 from research.evidence import __main__ as evidence
-from research.evidence import pages
+from research.evidence import gpu, pages
 from research.evidence.__main__ import kept, main, measure
 from research.evidence.parts import PAIRS, PARTS, Part, words
 from research.gains import gains
+from research.gpu.results import read_last
 from vidspec.errors import VidspecError
 from vidspec.models.loading import embedded_folder
 
@@ -186,6 +187,18 @@ def test_the_committed_gains_are_those_of_the_committed_figures():
     single = [found["profiles-embedded-qwen"], *pages.read_results(folder / "machines").values()]
     page = (folder.parent / "measured.md").read_text(encoding="utf-8")
     assert gains(single, found["folder-200"]) in page, "python -m research.evidence --pages"
+
+
+def test_the_page_of_the_gpu_is_that_of_the_committed_lines():
+    text = (gpu.FOLDER.parent / "gpu.md").read_text(encoding="utf-8")
+    assert text == gpu.page(), "python -m research.evidence --pages"
+    assert sum(path.stat().st_size for path in gpu.FOLDER.iterdir()) < 60_000, "it is carried to GPU machines"
+
+
+def test_the_speed_model_gives_the_rounds_that_were_measured():
+    rows = [row for row in read_last(gpu.FOLDER / "rounds.jsonl") if row["kind"] == "rounds"]
+    rates = [(row["tokens_per_s"], gpu.predicted_rate(row)) for row in rows]
+    assert len(rates) == 9 and all(found == pytest.approx(rate, rel=0.1) for rate, found in rates)
 
 
 def test_keep_needs_quick(capsys):

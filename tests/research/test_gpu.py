@@ -8,27 +8,35 @@ import os
 import subprocess
 import sys
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from research import random_heads
 from research.gpu import __main__ as gpu
-from research.gpu import folder, frames, marked, sizes
+from research.gpu import folder, frames, marked, rounds, sizes
 from research.gpu.folder import Folder, Profiled
+from research.gpu.kernels import PASSES
 from research.gpu.marked import FILES, run_tests
 from research.gpu.results import Results, read, read_last
+from research.gpu.rounds import Configuration, Plan
 from research.gpu.sizes import Grid
 from research.sizes import SIZES, Size
+from tests.engine import standin
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
+from vidspec.engine.graphs import ReplayedPasses
 from vidspec.errors import UsageError
 from vidspec.runs.ties import EPSILON, tie_limit
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Size(layers=2, hidden=64, heads=4, kv_heads=2, inner=96, vocabulary=300)
 CPU = torch.device("cpu")
+#: More bytes than the clips and wheels that ``make gpu-carry`` collects.
+CARRIED = 10_000_000
 
 
 def test_without_a_gpu(monkeypatch, capsys, tmp_path):
@@ -115,9 +123,28 @@ def test_a_pass_that_fell_back_is_not_timed_as_replayed(monkeypatch, tmp_path):
 def test_what_is_carried_is_small():
     """Neither PyAV nor hypothesis, which are most of what the limit would allow."""
     planned = subprocess.run(["make", "-n", "gpu-carry"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    needed = (ROOT / "Makefile").read_text().partition("NEEDED := ")[2].partition("gpu gpu-tests")[0]
+    needed = (ROOT / "Makefile").read_text().partition("NEEDED := ")[2].partition("gpu gpu-sizes")[0]
     assert "webvtt-py" in planned.split() and "safetensors" in needed.split()
     assert not {"av", "hypothesis"} & {*planned.split(), *needed.split()}
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    tracked = sum((ROOT / name).stat().st_size for name in listed.split("\0") if name and (ROOT / name).is_file())
+    assert tracked + CARRIED < 2**26, "a GPU machine takes 64 MiB"
+
+
+def test_wheels_that_were_carried_are_installed_where_they_are_missing(tmp_path):
+    """Once; then research.gpu runs with them."""
+    python, site, ran, wheel = (tmp_path / name for name in ("python", "site", "ran", "a.whl"))
+    python.write_text(f'#!/bin/sh\necho "$*" >> {ran}\ncase "$*" in *pip*) mkdir {site};; -c*) test -d {site};; esac\n')
+    python.chmod(0o755)
+    wheel.touch()
+    names = {"PYTHON": python, "VENV": tmp_path / "none", "SITE": site, "WHEELS": wheel, "SMOKE": 1}
+    for _ in range(2):
+        subprocess.run(
+            ["make", "gpu-rounds", *(f"{key}={value}" for key, value in names.items())], cwd=ROOT, check=True
+        )
+    lines = [line for line in ran.read_text().splitlines() if not line.startswith("-c")]
+    assert [line.split()[1] for line in lines] == ["pip", "research.gpu", "research.gpu"]
+    assert "--no-index" in lines[0] and lines[0].endswith(f"--target {site} {wheel}") and " rounds " in lines[1]
 
 
 @pytest.mark.full
@@ -228,6 +255,90 @@ def test_pairs_that_are_not_lossless_fail(monkeypatch, tmp_path):
     assert gpu.main(["folder", "--here", "--smoke", "--clips", "1", "--out", str(tmp_path)]) == 1
 
 
+DEEP = Size(layers=6, hidden=64, heads=4, kv_heads=2, inner=128, vocabulary=300)
+DRAFTS = ("int4", "int8", "tiny", "eagle3", "dflash")
+
+
+def planned(*configurations):
+    return Plan(["deep"], configurations, torch.float32, entries=20, seconds=0.01, warm_up=1, tokens=3)
+
+
+@pytest.fixture
+def replayed(monkeypatch):
+    """Small sizes, drafts of 100 and 30 of their target's 300 ids, and passes that are replayed as on a GPU."""
+    monkeypatch.setitem(SIZES, "deep", DEEP)
+    monkeypatch.setitem(SIZES, "tiny", replace(SMALL, vocabulary=30))
+    monkeypatch.setattr(random_heads, "DRAFTED", 100)
+    monkeypatch.setattr(rounds, "_ROOM", 300)
+    monkeypatch.setattr(rounds, "release", lambda device: None)  # collections take most of the time
+    make = rounds.engine_of
+
+    def engine_of(model):
+        engine, decoder = make(model), model.decoder
+        decoder.graphs = ReplayedPasses(decoder, standin.attention)
+        return engine
+
+    monkeypatch.setattr(rounds, "engine_of", engine_of)
+
+
+def test_rounds_accept_what_they_are_told_to(replayed, tmp_path):
+    """All tokens or none, whatever the models say; ids that a head does not propose are read too."""
+    every = [Configuration(one, (2,), ((1.0, 3), (0.0, 3))) for one in DRAFTS]
+    with Results(tmp_path, "rounds", 9) as results:
+        rounds.measure(planned(Configuration("none"), *every, Configuration("generate")), CPU, results)
+    rows = read_last(results.path)
+    assert not results.left_out
+    found = {(row["draft"], row["beta"]): row for row in rows if row["kind"] == "rounds"}
+    assert {key: row["tokens_per_round"] for key, row in found.items()} == {
+        ("none", 0.0): 1.0,
+        **{(one, 1.0): 4.0 for one in DRAFTS},
+        **{(one, 0.0): 1.0 for one in DRAFTS},
+    }
+    assert all(row["way"] == "graphs" and row["tokens_per_s"] > 0 for row in found.values())
+    assert [row["token"] > 0 for row in rows if row["kind"] == "generated"] == [True]
+    text = rounds.markdown(rows)
+    assert "| deep | eagle3 | graphs | 2 | 20 | 1 | 3 |" in text and "| deep | 20 |" in text
+
+
+def test_rounds_that_fell_back_are_named(replayed, monkeypatch, tmp_path):
+    def run(graphs, *rest, **more):
+        raise RuntimeError("no capture\nhere")
+
+    monkeypatch.setattr(ReplayedPasses, "run", run)
+    with Results(tmp_path, "rounds", 9) as results:
+        rounds.measure(planned(Configuration("none")), CPU, results)
+    (row,) = [row for row in read_last(results.path) if row["kind"] == "rounds"]
+    assert row["way"] == "eager: target, RuntimeError: no capture"
+
+
+def test_rounds_that_fail_do_not_end_the_rest(replayed, monkeypatch, tmp_path):
+    def propose(drafter, gamma):
+        raise RuntimeError("device-side assert")
+
+    monkeypatch.setattr(rounds.ChainDrafter, "propose", propose)
+    failing = Configuration("int8", (1, 2), ((0.5, 3),))
+    with Results(tmp_path, "rounds", 9) as results:
+        rounds.measure(
+            planned(failing, Configuration("dflash", (1,), ((0.5, 3),))), CPU, results, tmp_path / "profiles"
+        )
+    rows = read_last(results.path)
+    assert [row["draft"] for row in rows if row["kind"] == "rounds"] == ["dflash"] and results.failed
+    assert results.left_out == {
+        f"deep int8, {clips} x 20, beta 0.5, gamma 3": "RuntimeError: device-side assert" for clips in (1, 2)
+    }
+    (file,) = (tmp_path / "profiles").iterdir()
+    assert file.name == "deep-dflash-1-x-20-beta-0.5-gamma-3.txt"
+    assert file.read_text().startswith("6 turns, ") and "aten::" in file.read_text()
+    (kernels,) = [row for row in rows if row["kind"] == "kernels"]
+    assert kernels["turns"] == 6 and kernels["top"][0][2] >= kernels["top"][1][2] > 0
+    assert kernels["busy"] >= sum(seconds for *_, seconds in kernels["top"])
+
+
+def test_a_draft_that_does_not_exist(monkeypatch, capsys):
+    assert gpu.main(["rounds", "--drafts", "int4,int5"]) == 2
+    assert "no such draft: int5 (one of none, int4" in capsys.readouterr().err
+
+
 @pytest.fixture
 def captioner():
     few = {"models.device": "cpu", "models.dtype": "float32", "generate.max_new_tokens": 8}
@@ -269,10 +380,13 @@ def test_all_parts_run_to_the_end_on_a_cpu(tmp_path):
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     parts = {part: [json.loads(line) for line in (tmp_path / f"{part}.jsonl").open()] for part in gpu.PARTS}
-    assert all(rows[-1] == {"kind": "end", "left_out": 0} for rows in parts.values())
+    left = {part: rows[-1]["left_out"] for part, rows in parts.items()}
+    assert left == {part: len(PASSES) if part == "kernels" else 0 for part in gpu.PARTS}  # attention needs a GPU
     outcomes = [row["outcome"] for row in parts["tests"] if row["kind"] == "test"]
     assert outcomes.count("passed") > 30 and "failed" not in outcomes
     assert {row["what"] for row in parts["sizes"] if row["kind"] == "timed"} == {"preprocess", "tower", "prefill"}
+    drafts = {row["draft"] for row in parts["rounds"] if row["kind"] == "rounds"}
+    assert drafts == {"none", *DRAFTS, "3B"} - {"tiny"}
     assert {row["profile"] for row in parts["folder"] if row["kind"] == "profiled"} == {
         "ar",
         "vanilla-sd",

@@ -57,7 +57,7 @@ def judge(
     for one in stored:
         if one["contender"] in contenders and (one["contender"] == DRAFT or not one["lossless"]):
             texts.setdefault(one["path"], {}).setdefault(one["contender"], one)
-    target = next(iter(contenders.values())).target.model
+    target = next(iter(contenders.values())).client.setup.target.model
     for clip, path in clips.items():
         waiting = [one for one in texts.get(clip, {}).values() if ACCEPTED not in one and one["token_ids"]]
         if not waiting:
@@ -66,10 +66,12 @@ def judge(
         read: dict[tuple[object, ...], EmbeddedPrompt] = {}
         for one in waiting:
             captioner = contenders[one["contender"]]
-            wanted = _prompt_key(captioner.profile)
+            wanted = _prompt_key(captioner.client.profile)
             if wanted not in read:
-                generate = captioner.profile.generate
-                request = CaptionRequest(str(path), captioner.read(path), generate.prompt, generate.system)
+                generate = captioner.client.profile.generate
+                request = CaptionRequest(
+                    str(path), captioner.client.inputs.read(path), generate.prompt, generate.system
+                )
                 read[wanted] = run_to_completion(prompt.encode_prompt(target, request, Trace(), "target"))
             one[ACCEPTED] = round(accepted_by_target(Engine(target), read[wanted], one["token_ids"]), 6)
         save()

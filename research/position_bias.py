@@ -54,7 +54,7 @@ def biases(
     """Return the mean bias over ``clips`` of each contender that prunes, in their order; nothing is decoded."""
     found: dict[str, ClipBias] = {}
     for name, contender in contenders.items():
-        if not isinstance(contender, Captioner) or contender.profile.prune.method == "none":
+        if not isinstance(contender, Captioner) or contender.client.profile.prune.method == "none":
             continue
         progress(f"position bias {name}")
         measured = [one for clip in clips if (one := _of_clip(contender, clip)) is not None]

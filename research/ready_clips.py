@@ -1,4 +1,4 @@
-"""A source of clips for ``Captioner.serve``, all of which are ready from the start."""
+"""A source of clips for ``EngineClient.serve``, all of which are ready from the start."""
 
 from __future__ import annotations
 

@@ -116,13 +116,13 @@ def within(tokens: Iterable[Token], stretches: int = STRETCHES) -> list[list[Tok
 
 def study(captioner: Captioner, path: Path) -> Clip:
     """Study one clip: the target reads its own caption, and captions again under the captioner's loose rule."""
-    clip = captioner.read(path)
-    record = captioner.baseline(path, clip=clip)
+    clip = captioner.client.inputs.read(path)
+    record = captioner.caption(path, clip=clip, plain=True)
     return Clip(tuple(_own(captioner, clip, record)), _loosened(captioner, captioner.caption(path, clip=clip)))
 
 
 def _own(captioner: Captioner, clip: video.Clip, record: Caption) -> list[Token]:
-    engine, asked = captioner.target, captioner.profile
+    engine, asked = captioner.client.setup.target, captioner.client.profile
     model, ids = engine.model, record.token_ids
     prefix = model.prefix(model.encode(model.preprocess(clip)), asked.generate.prompt, asked.generate.system)
     read = engine.prefill(prefix, len(ids), states=True)
@@ -142,7 +142,7 @@ def _loosened(captioner: Captioner, record: Caption) -> Loosened:
 
 
 def _pieces(captioner: Captioner, ids: Sequence[int]) -> list[str]:
-    text = Detokenizer(captioner.target.model.tokenizer)
+    text = Detokenizer(captioner.client.setup.target.model.tokenizer)
     return [text.add(token) for token in ids]
 
 

@@ -69,7 +69,7 @@ def command(
         pool = stack.enter_context(ProcessPoolExecutor(1, mp_context=get_context("spawn")))
         ports = {"server": stack.enter_context(_serve(worker, batch))}
         ports |= {name: stack.enter_context(_serve_vllm(worker, python, batch)) for name, python in pythons.items()}
-        body = _body(worker.captioner.profile)
+        body = _body(worker.captioner.client.profile)
         for name in pythons:  # its first requests load and compile
             pool.submit(_ask_all, ports[name], paths[:batch], clients, body).result()
         for _ in range(repeats):
@@ -115,12 +115,13 @@ def _serve_vllm(worker: ProfileContenderWorker, python: str, batch: int) -> Iter
     from research.peers.vllm_worker import environment
     from vidspec.bench.loaded import ModelSource
 
-    models = worker.captioner.profile.models
+    models = worker.captioner.client.profile.models
     source = ModelSource(models.pair or "", models.target)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    words = ["--model", source.names[0], "--dtype", worker.captioner.models["dtype"], "--port", str(port)]
+    dtype = str(worker.captioner.client.setup.target.model.dtype).removeprefix("torch.")
+    words = ["--model", source.names[0], "--dtype", dtype, "--port", str(port)]
     words += ["--host", "127.0.0.1", "--max-num-seqs", str(batch), "--enforce-eager", "--no-enable-prefix-caching"]
     words += ["--mm-processor-cache-gb", "0", "--limit-mm-per-prompt", '{"video": 1, "image": 0}']
     words += ["--trust-request-mm-kwargs"]  # the requests name the number of frames
@@ -183,7 +184,7 @@ def _ask_all(port: int, paths: Sequence[str], clients: int, body: Callable[[str]
 
 def _different(worker: ProfileContenderWorker, ids: object, texts: dict[str, str]) -> list[str]:
     """Return the clips whose text is not that of the token ids."""
-    decode = worker.captioner.target.model.tokenizer.decode
+    decode = worker.captioner.client.setup.target.model.tokenizer.decode
     expected = {path: decode(one, skip_special_tokens=True).strip() for path, one in dict(ids).items()}  # type: ignore[call-overload]
     return [path for path, text in texts.items() if text != expected.get(path)]
 

@@ -19,12 +19,15 @@ from typing import Any, ClassVar
 import torch
 
 from vidspec.captioner import Captioner
+from vidspec.decoding.clip_inputs import ClipInputs
 from vidspec.decoding.dialogue import Dialogue
+from vidspec.decoding.engine_client import EngineClient
 from vidspec.errors import DeviceError, GenerationError, ModelError, VideoError
 from vidspec.events.events import Event, Finished, InputsReleased, LoopLoad, Opened, Prefilled, Round
 from vidspec.events.record import Caption
 from vidspec.events.wake import WakeEvent
 from vidspec.models.request import CaptionRequest
+from vidspec.models.vision_ahead import VisionAhead
 from vidspec.runs.reader import ClipReader
 from vidspec.video.base import Clip
 
@@ -119,50 +122,113 @@ def asked(one: Any) -> dict[str, object]:
     return {key: value for key in keys if (value := getattr(one, key, None)) is not None and value != ()}
 
 
-class FakeCaptioner(Captioner):
-    made: ClassVar[list[FakeCaptioner]] = []
-    load_error: BaseException | None = None
-    warm = False
-    most = 0
-    notes: tuple[str, ...] = ()
-    models = record().models
+_MODEL = SimpleNamespace(
+    name="big",
+    family="fake",
+    dtype=torch.float32,
+    device=torch.device("cpu"),
+    decoder=SimpleNamespace(name="fused", why="a test"),
+    matrices=(),
+    note=None,
+    template_origin=None,
+)
+#: Parts of a profile, as far as notes and the summary of loaded models name them.
+PARTS: dict[str, Any] = {
+    "target": SimpleNamespace(model=_MODEL),
+    "draft": SimpleNamespace(model=_MODEL),
+    "head": None,
+    "slot": None,
+    "drafter": None,
+    "pruner": None,
+}
+
+
+class FakeVision(VisionAhead):
+    def __init__(self) -> None:
+        self.started = False
+
+    def start_worker(self) -> None:
+        self.started = True
+
+    def prepare(self, clip: Clip | None) -> int:
+        return 0
+
+
+class FakeInputs(ClipInputs):
     max_sound_s = gpu = None
-    target = draft = SimpleNamespace(
-        model=SimpleNamespace(
-            name="big",
-            family="fake",
-            dtype=torch.float32,
-            device=torch.device("cpu"),
-            decoder=SimpleNamespace(name="fused", why="a test"),
-            matrices=(),
-        )
-    )
-    slot = None
-    choices: tuple[tuple[str, str, str], ...] = ()
 
-    def __init__(self, profile: SimpleNamespace, embedded: bool = True) -> None:
-        self.profile, self.embedded = profile, embedded
-        self.calls: list[tuple[str, str, float | None, float | None]] = []
-        self.asked: list[dict[str, object]] = []
-        self.closed = self.has_vision_worker = False
-
-    def start_vision_worker(self) -> None:
-        self.has_vision_worker = True
+    def __init__(self) -> None:
+        self.vision = FakeVision()
 
     def refuse(
         self, path: str, prompt: str | None, frames: int, height: int, width: int, generate: object = None
     ) -> None:
         """No frames are too many for it."""
 
-    def prepare(self, clip: Clip | None) -> int:
-        return 0
+
+class FakeClient(EngineClient):
+    """Serves clips by the streams of a fake captioner."""
+
+    warm = False
+    most = 0
+
+    def __init__(self, captioner: FakeCaptioner, profile: SimpleNamespace) -> None:
+        self._captioner, self.profile, self.inputs = captioner, profile, FakeInputs()
+
+    @property
+    def setup(self) -> Any:
+        return SimpleNamespace(profile=self.profile, **PARTS)
+
+    def warm_up(self) -> None:
+        self.warm = True
+
+    def serve(
+        self, arrivals: Any, *, batch: int | None = None, wake: WakeEvent | None = None
+    ) -> Iterator[tuple[Hashable, Event | LoopLoad | Exception]]:
+        flights: dict[Hashable, tuple[Iterator[Event], float]] = {}
+        while True:
+            over = arrivals.over
+            while len(flights) < (batch or MOST) and (one := arrivals.take()) is not None:
+                until = float("inf") if one.timeout is None else time.monotonic() + one.timeout - one.spent
+                if one.text_only:
+                    events = self._captioner._answer(one.path, one.prompt)
+                else:
+                    events = self._captioner.stream(one.path, start=one.start, end=one.end, **asked(one))
+                flights[one.key] = iter(events), until
+            self.most = max(self.most, len(flights))
+            if not flights and over:
+                return
+            if not flights and wake is not None:
+                wake.wait(1.0)
+            for key, (events, until) in list(flights.items()):
+                try:
+                    said: Event | Exception | None = next(events, None)
+                except Exception as error:
+                    said = error
+                if time.monotonic() > until:
+                    said = GenerationError("not captioned within the time", kind="timeout")
+                if said is None or isinstance(said, Finished | Exception):
+                    del flights[key]
+                if said is not None:
+                    yield key, said
+            yield None, LoopLoad(len(flights), 0, 0, 0, 0, 0, 0, 0, batch or MOST)
+
+
+class FakeCaptioner(Captioner):
+    made: ClassVar[list[FakeCaptioner]] = []
+    load_error: BaseException | None = None
+
+    def __init__(self, profile: SimpleNamespace) -> None:
+        self.client = FakeClient(self, profile)
+        self.calls: list[tuple[str, str, float | None, float | None]] = []
+        self.asked: list[dict[str, object]] = []
+        self.closed = False
 
     @classmethod
     def from_profile(cls, profile: SimpleNamespace, *, overrides: object = None) -> FakeCaptioner:
         if cls.load_error is not None:
             raise cls.load_error
         made = cls(profile)
-        made.embedded = profile.models.pair == "embedded"
         cls.made.append(made)
         return made
 
@@ -193,37 +259,6 @@ class FakeCaptioner(Captioner):
             raise GenerationError(f"{path}: a prompt of 9 tokens is too long", kind="context", hint="fewer --frames")
         yield Finished(record(path, caption=SHORT, ended="length"))
 
-    def serve(
-        self, arrivals: Any, *, batch: int | None = None, wake: WakeEvent | None = None
-    ) -> Iterator[tuple[Hashable, Event | LoopLoad | Exception]]:
-        flights: dict[Hashable, tuple[Iterator[Event], float]] = {}
-        while True:
-            over = arrivals.over
-            while len(flights) < (batch or MOST) and (one := arrivals.take()) is not None:
-                until = float("inf") if one.timeout is None else time.monotonic() + one.timeout - one.spent
-                if one.text_only:
-                    events = self._answer(one.path, one.prompt)
-                else:
-                    events = self.stream(one.path, start=one.start, end=one.end, **asked(one))
-                flights[one.key] = iter(events), until
-            self.most = max(self.most, len(flights))
-            if not flights and over:
-                return
-            if not flights and wake is not None:
-                wake.wait(1.0)
-            for key, (events, until) in list(flights.items()):
-                try:
-                    said: Event | Exception | None = next(events, None)
-                except Exception as error:
-                    said = error
-                if time.monotonic() > until:
-                    said = GenerationError("not captioned within the time", kind="timeout")
-                if said is None or isinstance(said, Finished | Exception):
-                    del flights[key]
-                if said is not None:
-                    yield key, said
-            yield None, LoopLoad(len(flights), 0, 0, 0, 0, 0, 0, 0, batch or MOST)
-
     def dialogue(self, path: str, **asked_for: object) -> Dialogue:
         def stream(request: CaptionRequest) -> Iterator[Event]:
             turn = question("turn", len(request.earlier), request.prompt or "")
@@ -232,11 +267,9 @@ class FakeCaptioner(Captioner):
 
         return Dialogue(stream, CaptionRequest(path))
 
-    def warm_up(self) -> None:
-        self.warm = True
-
-    def baseline(self, path: str, *, start: float | None = None, end: float | None = None, **more: object) -> Caption:
-        self.calls.append(("baseline", path, start, end))
+    def caption(self, path: str, *, start: float | None = None, end: float | None = None, **more: object) -> Caption:
+        assert more.pop("plain")
+        self.calls.append(("plain", path, start, end))
         ids = [7, 1, 2, 4, 9] if PurePath(path).stem == "differs" else list(IDS)
         timings = {"time_to_first_token": 0.25, "decode": 3.0, "end_to_end": 3.0}
         return record(path, token_ids=ids, timings=timings, profile="ar", speed={"tokens_per_s": 4 / 3})

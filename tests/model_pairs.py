@@ -74,7 +74,7 @@ class Pair:
             return Captioner(profile, self.target, draft)
         kind = profile.draft.kind
         captioner = Captioner(profile, self.target, draft, slot=self.slots.get(kind))
-        self.slots[kind] = captioner.slot
+        self.slots[kind] = captioner.client.setup.slot
         return captioner
 
     def close(self):

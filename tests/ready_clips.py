@@ -1,4 +1,4 @@
-"""Clips with sound, and a source of clips for ``Captioner.serve``, all of which are ready from the start."""
+"""Clips with sound, and a source of clips for ``EngineClient.serve``, all of which are ready from the start."""
 
 import av
 import numpy as np
@@ -10,7 +10,7 @@ from vidspec.models.request import CaptionRequest
 def read_requests(captioner, paths):
     """Return a request for each file of ``paths``, read by the captioner; ``paths`` may map keys to files."""
     named = paths if isinstance(paths, dict) else {str(path): path for path in paths}
-    return [CaptionRequest(str(path), captioner.read(path), key=key) for key, path in named.items()]
+    return [CaptionRequest(str(path), captioner.client.inputs.read(path), key=key) for key, path in named.items()]
 
 
 class ReadyClips:
@@ -30,7 +30,7 @@ class ReadyClips:
 def serve_captions(captioner, requests, batch):
     """Return the caption of every request by its key; none may fail."""
     captions = {}
-    for key, event in captioner.serve(ReadyClips(requests), batch=batch):
+    for key, event in captioner.client.serve(ReadyClips(requests), batch=batch):
         assert not isinstance(event, Exception), event
         if isinstance(event, Finished):
             captions[key] = event.caption

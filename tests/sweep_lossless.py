@@ -39,7 +39,7 @@ def texts(captioner, batch, clips):
     if batch == 1:
         records = {clip: captioner.caption(CLIPS[clip]) for clip in clips[:1]}
     else:
-        said = captioner.serve(ReadyClips(named_requests(captioner, clips)), batch=batch)
+        said = captioner.client.serve(ReadyClips(named_requests(captioner, clips)), batch=batch)
         records = {clip: event.caption for clip, event in said if isinstance(event, Finished)}
     lengths = [length for record in records.values() for length in record.counters["accepted_lengths"]]
     return {clip: record.token_ids for clip, record in records.items()}, lengths

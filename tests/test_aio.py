@@ -25,16 +25,26 @@ BLOCKED = 60.0
 @pytest.fixture
 def own(small_captioner):
     """A captioner of the same models that a test may close."""
-    captioner = Captioner(small_captioner.profile, small_captioner.target.model, small_captioner.draft.model)
+    captioner = Captioner(
+        small_captioner.client.profile,
+        small_captioner.client.setup.target.model,
+        small_captioner.client.setup.draft.model,
+    )
     yield captioner
-    assert small_captioner.target.model.decoder.slab.used == small_captioner.draft.model.decoder.slab.used == 0
+    assert (
+        small_captioner.client.setup.target.model.decoder.slab.used
+        == small_captioner.client.setup.draft.model.decoder.slab.used
+        == 0
+    )
 
 
 @pytest.fixture
 def slow_passes(own, monkeypatch):
     """Rows of each pass of the target, which takes long enough for a caller to leave meanwhile."""
-    passes, forward = [], own.target.run
-    monkeypatch.setattr(own.target, "run", lambda batch: time.sleep(0.1) or passes.append(len(batch)) or forward(batch))
+    passes, forward = [], own.client.setup.target.run
+    monkeypatch.setattr(
+        own.client.setup.target, "run", lambda batch: time.sleep(0.1) or passes.append(len(batch)) or forward(batch)
+    )
     return passes
 
 
@@ -49,8 +59,8 @@ async def until(condition):
 
 def test_captions_are_those_of_the_captioner_and_share_passes(own, small_captioner, monkeypatch):
     expected = [small_captioner.caption(path, max_new_tokens=16).caption for path in CLIPS]
-    sizes, forward = [], own.target.run
-    monkeypatch.setattr(own.target, "run", lambda batch: sizes.append(len(batch)) or forward(batch))
+    sizes, forward = [], own.client.setup.target.run
+    monkeypatch.setattr(own.client.setup.target, "run", lambda batch: sizes.append(len(batch)) or forward(batch))
 
     async def work():
         assert len(CLIPS) * 3 > AHEAD
@@ -103,7 +113,7 @@ def test_errors_are_those_of_the_call(own, tmp_path):
 @pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("how", ["cancelled", "broken off"])
 def test_a_call_that_ends_early_frees_its_place(own, how, small_captioner, slow_passes):
-    slab, begun = own.target.model.decoder.slab, asyncio.Event()
+    slab, begun = own.client.setup.target.model.decoder.slab, asyncio.Event()
     whole = small_captioner.caption(LONG, max_new_tokens=100).counters["target_forwards"]
 
     async def read(captioner):
@@ -152,7 +162,7 @@ def test_closing_ends_other_calls(own):
 def test_a_captioner_that_others_close_ends_all_calls(own):
     async def work():
         captioner = AsyncCaptioner(own)
-        clip = own.read(CLIPS[0])
+        clip = own.client.inputs.read(CLIPS[0])
         own.close()
         with pytest.raises(ClosedError):
             await captioner.caption("", clip=clip)
@@ -188,7 +198,7 @@ def test_a_client_of_the_documented_handler_that_leaves_frees_its_place(
         async with AsyncCaptioner(own) as captioner:
             scope = {"type": "http", "method": "GET", "path": "/captions/one.mp4", "headers": [], "query_string": b""}
             await names["app"]({**scope, "state": {"captioner": captioner}}, receive, send)
-            await until(lambda: own.target.model.decoder.slab.used == 0)
+            await until(lambda: own.client.setup.target.model.decoder.slab.used == 0)
         assert left.is_set() and 0 < len(slow_passes) < whole / 2
 
     run(work())

@@ -16,7 +16,8 @@ from tests.ready_clips import serve_captions
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.decoding import engine_thread, plain_step
-from vidspec.decoding.auto import ROWS
+from vidspec.decoding.auto import ROWS, explain
+from vidspec.decoding.captioner_models import models_record
 from vidspec.decoding.tickets import Caller
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
@@ -70,15 +71,26 @@ def record(events):
 
 def other(captioner, overrides):
     """The same models under other settings."""
-    profile = profiles.override(captioner.profile, overrides)
-    return Captioner(profile, captioner.target.model, captioner.draft.model)
+    profile = profiles.override(captioner.client.profile, overrides)
+    return Captioner(profile, captioner.client.setup.target.model, captioner.client.setup.draft.model)
+
+
+def members(made):
+    return {name for name in dir(made) if not name.startswith("_")}
+
+
+def test_what_a_user_sees_is_short(captioner):
+    made = {"from_pretrained", "from_profile", "close"}
+    one_clip = {"caption", "stream", "stream_text", "captions", "dialogue"}
+    assert members(captioner) == made | one_clip | {"caption_many", "client"} and len(members(captioner)) <= 10
+    assert len(members(captioner.client)) <= 12 and len(members(captioner.client.inputs)) <= 12
 
 
 def test_values_left_open_are_reported_with_the_reason(captioner):
-    assert [one.key for one in captioner.choices] == ["models.decoder", "chat template"]
+    assert [one.key for one in explain(captioner.client.setup)] == ["models.decoder", "chat template"]
     chain = {"draft.topology": "chain", "draft.gamma": "auto"}
     again = other(captioner, {"models.device": "auto", "models.dtype": "auto", **chain})
-    choices = {key: value for key, value, why in again.choices if why}
+    choices = {key: value for key, value, why in explain(again.client.setup) if why}
     machine = {"models.device", "models.draft_device", "models.dtype", "models.decoder", "draft.gamma"}
     assert choices.keys() == machine | {"chat template"}
     assert choices["models.dtype"] == "float32" and choices["draft.gamma"] == f"at most {ROWS}"
@@ -91,7 +103,7 @@ def test_events_come_in_order(events):
 
 
 def test_the_first_token_is_there_before_the_draft_looks(captioner, record, monkeypatch):
-    model, looked = captioner.draft.model, []
+    model, looked = captioner.client.setup.draft.model, []
     encode = model.encode_steps
 
     def looking(*args, **options):
@@ -106,7 +118,7 @@ def test_the_first_token_is_there_before_the_draft_looks(captioner, record, monk
         if isinstance(event, Finished | Exception):
             over.set()
 
-    captioner.submit(captioner.read_request(CaptionRequest(CLIP)), Caller(), deliver)
+    captioner.client.submit(captioner.client.inputs.read_request(CaptionRequest(CLIP)), Caller(), deliver)
     assert over.wait(60)
     emitted = 0
     for event, had_looked in said:
@@ -118,7 +130,7 @@ def test_the_first_token_is_there_before_the_draft_looks(captioner, record, monk
 
 
 def test_models_that_preprocess_alike_share_pixels(captioner, record, monkeypatch):
-    models, done = (captioner.target.model, captioner.draft.model), []
+    models, done = (captioner.client.setup.target.model, captioner.client.setup.draft.model), []
     for model in models:
         preprocess = model.preprocess
         monkeypatch.setattr(model, "preprocess", lambda clip, m=model, run=preprocess: done.append(m) or run(clip))
@@ -153,7 +165,7 @@ def test_the_rounds_are_the_record(events, record, captioner):
     assert [token for step in rounds for token in step.token_ids] == record.token_ids
     assert all(len(step.texts) == len(step.token_ids) for step in rounds)
     assert "".join(text for step in rounds for text in step.texts).strip() == record.caption != ""
-    decoded = captioner.target.model.tokenizer.decode(record.token_ids, skip_special_tokens=True)
+    decoded = captioner.client.setup.target.model.tokenizer.decode(record.token_ids, skip_special_tokens=True)
     assert decoded.strip() == record.caption
 
 
@@ -199,9 +211,11 @@ def test_caption_is_the_streams_last_word(captioner, record):
 
 def test_a_prompt_without_a_video_is_answered_by_the_target_alone(captioner, record):
     """Beside a clip, by plain decoding, as the stock model continues the same tokens."""
-    model, asked = captioner.target.model, {"x": "What is a circle?", "y": "A square, then?"}
+    model, asked = captioner.client.setup.target.model, {"x": "What is a circle?", "y": "A square, then?"}
     texts = [CaptionRequest(path, Clip.empty(), prompt=prompt, key=path) for path, prompt in asked.items()]
-    found = serve_captions(captioner, [texts[0], CaptionRequest(CLIP, captioner.read(CLIP), key="clip"), texts[1]], 3)
+    found = serve_captions(
+        captioner, [texts[0], CaptionRequest(CLIP, captioner.client.inputs.read(CLIP), key="clip"), texts[1]], 3
+    )
     assert found["clip"].token_ids == record.token_ids
     for key, prompt in asked.items():
         ids = model.text_only_ids(prompt)
@@ -226,7 +240,7 @@ def test_a_prompt_of_several_passes_says_how_far_it_is(captioner, record, monkey
 
 
 def test_the_baseline_is_plain_decoding_of_the_same_text(captioner, record):
-    plain = captioner.baseline(CLIP)
+    plain = captioner.caption(CLIP, plain=True)
     assert plain.token_ids == record.token_ids and plain.caption == record.caption
     assert plain.models["draft"] is None and plain.kept_per_frame == [] and plain.lossless is True
     assert plain.counters["target_forwards"] == len(plain.token_ids) - 1 > record.counters["target_forwards"]
@@ -235,12 +249,24 @@ def test_the_baseline_is_plain_decoding_of_the_same_text(captioner, record):
     jsonschema.Draft202012Validator(record_schema()).validate(json.loads(plain.to_json()))
 
 
+def test_every_call_decodes_without_a_draft_on_request(captioner, record):
+    few = {"plain": True, "max_new_tokens": 3}
+    *_, streamed = captioner.stream(CLIP, **few)
+    (one,), (listed,) = captioner.captions(CLIP, ["What moves?"], **few), captioner.caption_many([CLIP], **few)
+    answer = captioner.dialogue(CLIP, **few).ask("What moves?")
+    for made in (streamed.caption, one, listed, answer):
+        assert made.models["draft"] is None and len(made.token_ids) == 3
+    assert listed.token_ids == streamed.caption.token_ids == record.token_ids[:3] and one.token_ids == answer.token_ids
+    with pytest.raises(ArgumentError, match="a question has no argument 'plain'"):
+        captioner.dialogue(CLIP).ask("What moves?", plain=True)
+
+
 @pytest.mark.parametrize("positions", ["original", "compact"])
 def test_the_draft_reads_what_was_kept(captioner, monkeypatch, events, positions):
     again, read = other(captioner, {"prune.positions": positions}), []
-    reading = again.draft.start_prefill
+    reading = again.client.setup.draft.start_prefill
     monkeypatch.setattr(
-        again.draft,
+        again.client.setup.draft,
         "start_prefill",
         lambda prefix, *given, **how: read.append(prefix) or reading(prefix, *given, **how),
     )
@@ -260,17 +286,21 @@ def test_the_draft_reads_what_was_kept(captioner, monkeypatch, events, positions
 def test_a_prompt_replaces_the_profiles(captioner, events, record):
     question = "Which colour is the thing on the left, and where does it go?"
     asked = list(captioner.stream(CLIP, prompt=question))
-    tokens = captioner.target.model.tokenizer.encode
-    longer = len(tokens(question)) - len(tokens(captioner.profile.generate.prompt))
+    tokens = captioner.client.setup.target.model.tokenizer.encode
+    longer = len(tokens(question)) - len(tokens(captioner.client.profile.generate.prompt))
     assert asked[1].prompt_tokens == events[1].prompt_tokens + longer != events[1].prompt_tokens
-    assert asked[-1].caption.token_ids == captioner.baseline(CLIP, prompt=question).token_ids != record.token_ids
+    assert (
+        asked[-1].caption.token_ids
+        == captioner.caption(CLIP, prompt=question, plain=True).token_ids
+        != record.token_ids
+    )
 
 
 def test_a_part_of_a_clip(captioner, record):
     part = captioner.caption(CLIP, start=2.0, end=4.0)
     shown = part.video["timestamps"]
     assert 2 <= shown[0] < shown[-1] <= 4
-    assert part.token_ids == captioner.baseline(CLIP, start=2.0, end=4.0).token_ids != record.token_ids
+    assert part.token_ids == captioner.caption(CLIP, start=2.0, end=4.0, plain=True).token_ids != record.token_ids
 
 
 def test_a_text_of_one_token(captioner, record):
@@ -288,7 +318,7 @@ def test_estimate_times_plain_steps_and_changes_nothing_else(captioner, monkeypa
     timed = []
     monkeypatch.setattr(plain_step, "fmean", lambda times: timed.extend(times) or 0.5)
     monkeypatch.setattr(plain_step, "MEDIAN_RATIO", 100.0)  # this machine may be busy
-    one.estimates_speedup = True
+    one.client.estimates_speedup = True
     after = one.caption(CLIP)
 
     def kinds(caption):
@@ -301,7 +331,7 @@ def test_estimate_times_plain_steps_and_changes_nothing_else(captioner, monkeypa
 
 def test_no_estimate_where_plain_steps_change_their_time(captioner, monkeypatch):
     one = other(captioner, {})
-    one.estimates_speedup = True
+    one.client.estimates_speedup = True
     medians = iter((1.0, 1.2))
     monkeypatch.setattr(plain_step, "median", lambda times: next(medians))
     assert one.caption(CLIP).speed["estimate"] is None
@@ -309,7 +339,7 @@ def test_no_estimate_where_plain_steps_change_their_time(captioner, monkeypatch)
 
 def test_no_estimate_for_clips_that_share_the_models_or_a_cache(captioner):
     one = other(captioner, {})
-    one.estimates_speedup = True
+    one.client.estimates_speedup = True
     assert [each.speed["estimate"] for each in one.captions(CLIP, ["What?", "Where?"])] == [None, None]
 
 
@@ -338,7 +368,7 @@ def test_prompts_are_a_list_of_texts(captioner, prompts):
         captioner.captions(CLIP, prompts)
 
 
-@pytest.mark.parametrize("method", ["caption", "stream", "stream_text", "baseline", "dialogue"])
+@pytest.mark.parametrize("method", ["caption", "stream", "stream_text", "dialogue"])
 def test_a_call_takes_one_clip(captioner, method):
     with pytest.raises(ArgumentError, match=rf"{method}.. takes the path of one clip, not a list"):
         getattr(captioner, method)([CLIP, CLIP])
@@ -384,7 +414,7 @@ def test_a_clip_is_refused_before_it_is_decoded(captioner, monkeypatch, free, ki
     # What earlier clips left behind in the slab counts for nothing.
     monkeypatch.setattr(Slab, "growth_bytes", lambda slab, room: room * slab.entry_bytes)
     with pytest.raises(GenerationError) as caught:
-        other(captioner, {"video.frames": None, "video.fps": fps}).read(CLIP)
+        other(captioner, {"video.frames": None, "video.fps": fps}).client.inputs.read(CLIP)
     assert caught.value.kind == kind and "--fps" in caught.value.hint and CLIP in caught.value.message
 
 
@@ -392,7 +422,7 @@ def test_memory_that_does_not_suffice(captioner, monkeypatch):
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(captioner.target, "run", full)
+    monkeypatch.setattr(captioner.client.setup.target, "run", full)
     with pytest.raises(GenerationError, match=f"{FRAMES} frames") as caught:
         captioner.caption(CLIP)
     assert caught.value.kind == "memory"
@@ -417,15 +447,15 @@ def test_missing_built_in_models(tmp_path, monkeypatch):
 def test_plain_decoding_loads_no_draft(settings_):
     settings = {**settings_, "models.draft": "/nowhere"}
     with Captioner.from_profile("ar", overrides=settings) as captioner:
-        assert captioner.draft is None and captioner.models["draft"] is None
+        assert captioner.client.setup.draft is None and models_record(captioner.client.setup)["draft"] is None
         *_, finished = captioner.stream(CLIP)
     assert finished.caption.kept_per_frame == []
 
 
 def test_closing_lets_go_of_the_models(captioner):
-    model, before = captioner.target.model, sys.getrefcount(captioner.target.model)
+    model, before = captioner.client.setup.target.model, sys.getrefcount(captioner.client.setup.target.model)
     with other(captioner, {}) as again:
-        assert again.target.model is model
+        assert again.client.setup.target.model is model
         assert sys.getrefcount(model) > before
     assert sys.getrefcount(model) == before
     again.close()  # once more does nothing
@@ -438,19 +468,22 @@ def test_closes_when_its_block_fails(captioner):
 
 
 def test_what_is_prepared_is_used_once_and_changes_nothing(captioner, monkeypatch):
-    clip = captioner.read(CLIP)
+    clip = captioner.client.inputs.read(CLIP)
     expected = captioner.caption("clip", clip=clip).token_ids
-    held = captioner.prepare(clip)
-    widths = [engine.model.language.config.hidden_size for engine in (captioner.target, captioner.draft)]
+    held = captioner.client.inputs.vision.prepare(clip)
+    widths = [
+        engine.model.language.config.hidden_size
+        for engine in (captioner.client.setup.target, captioner.client.setup.draft)
+    ]
     assert held == VISUAL * sum(widths) * 4  # what target and draft have seen
-    models = [captioner.target.model, captioner.draft.model]
+    models = [captioner.client.setup.target.model, captioner.client.setup.draft.model]
     for model in models:
         monkeypatch.setattr(model, "preprocess", None)
     assert captioner.caption("clip", clip=clip).token_ids == expected
     with pytest.raises(TypeError):
         captioner.caption("clip", clip=clip)
     monkeypatch.undo()
-    captioner.prepare(clip)
+    captioner.client.inputs.vision.prepare(clip)
     kept = weakref.ref(clip)
     del clip
     gc.collect()
@@ -459,6 +492,8 @@ def test_what_is_prepared_is_used_once_and_changes_nothing(captioner, monkeypatc
 
 def test_a_draft_process_does_not_make_a_profile_parallel(captioner):
     """A bench hands one process to all its captioners; only those of a parallel profile use it."""
-    alone = Captioner(captioner.profile, captioner.target.model, captioner.draft.model, slot=object())
-    assert alone.slot is None
+    alone = Captioner(
+        captioner.client.profile, captioner.client.setup.target.model, captioner.client.setup.draft.model, slot=object()
+    )
+    assert alone.client.setup.slot is None
     assert alone.caption(CLIP).schedule["kind"] == "sequential"

@@ -73,8 +73,8 @@ class Constrained(Pair):
     @torch.inference_mode()
     def _generated(self, clip, penalty):
         captioner = self.captioner("ar")
-        pixels = self.target.preprocess(captioner.read(CLIPS[clip]))
-        prefix = self.target.prefix(self.target.encode(pixels), captioner.profile.generate.prompt)
+        pixels = self.target.preprocess(captioner.client.inputs.read(CLIPS[clip]))
+        prefix = self.target.prefix(self.target.encode(pixels), captioner.client.profile.generate.prompt)
         mask = OwnMask(wrap_tokenizer(self.target.tokenizer, self.target.eos), prefix.length)
         ids = self.stock.generate(
             **self.target.stock_inputs(pixels, prefix),
@@ -145,8 +145,8 @@ def test_the_grammar_wins_over_every_processor(pair, profile, names):
 def test_another_text_without(pair):
     captioner = pair.captioner("ar")
     assert captioner.caption(CLIP).data is None
-    prefix = pair.target.prefix(pair.target.encode(pair.target.preprocess(captioner.read(CLIP))), "What?")
-    assert captioner.setup.history(prefix) is None, "neither penalties nor a grammar"
+    prefix = pair.target.prefix(pair.target.encode(pair.target.preprocess(captioner.client.inputs.read(CLIP))), "What?")
+    assert captioner.client.setup.history(prefix) is None, "neither penalties nor a grammar"
 
 
 @pytest.mark.parametrize("seed", full_but([0], range(3)))

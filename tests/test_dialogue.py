@@ -110,7 +110,7 @@ def test_every_answer_is_that_of_a_fresh_prefill(pair_of, family):
 def test_drafters(pair_of, family, name):
     fast = captioner(pair_of(family), name)
     answers = talked(fast)
-    if fast.profile.lossless:
+    if fast.client.profile.lossless:
         assert [one.token_ids for one in answers] == told_anew(captioner(pair_of(family), "ar"), answers)
     assert (answers[1].question["reused"] == 0) == (name == "std")  # which looks at the target's prefill
 
@@ -140,7 +140,7 @@ class CaptionersReader:
         self.captioner = captioner
 
     def read(self, path, start, end, video, check=None):
-        return self.captioner.read(path)
+        return self.captioner.client.inputs.read(path)
 
     def close(self):
         pass
@@ -215,13 +215,13 @@ def test_prompts_at_once_beside_each_other(pair_of, forked_drafts):
 @pytest.mark.full
 def test_what_prompts_held_is_given_back(pair_of):
     fast = captioner(pair_of("llava_onevision"))
-    before = fast.target.model.decoder.slab.used
+    before = fast.client.setup.target.model.decoder.slab.used
     fast.captions(CLIP, QUESTIONS)
-    assert fast.target.model.decoder.slab.used == before
+    assert fast.client.setup.target.model.decoder.slab.used == before
     with pytest.raises(GenerationError, match="exceed"):
         fast.captions(CLIP, [QUESTIONS[0], 40_000 * "word "])
-    fast.engine.call(gc.collect)  # what was cancelled, and the error
-    assert fast.target.model.decoder.slab.used == before
+    fast.client.thread.call(gc.collect)  # what was cancelled, and the error
+    assert fast.client.setup.target.model.decoder.slab.used == before
 
 
 def test_what_is_pruned_stays(pair_of):
@@ -326,13 +326,13 @@ def test_a_dialogue_that_has_become_too_long():
 
 def test_caches_of_turns_that_are_over_are_given_back(pair_of):
     fast = captioner(pair_of("llava_onevision"))
-    slab = fast.target.model.decoder.slab
+    slab = fast.client.setup.target.model.decoder.slab
     before = slab.used
     dialogue = fast.dialogue(CLIP)
     used = []
     for question in QUESTIONS:
         read = next(one for one in list(dialogue.stream(question)) if isinstance(one, Prefilled))
-        used.append(slab.used - before == read.prompt_tokens + fast.setup.room)
+        used.append(slab.used - before == read.prompt_tokens + fast.client.setup.room)
     assert used == [True, True, True]
     del dialogue
     assert slab.used == before

@@ -56,12 +56,14 @@ def served(captioner, paths, batch, count):
     """The captions of ``count`` clips, ``batch`` at a time."""
     requests = [
         CaptionRequest(
-            str(paths[i % len(paths)]), captioner.read(paths[i % len(paths)]), key=(i, str(paths[i % len(paths)]))
+            str(paths[i % len(paths)]),
+            captioner.client.inputs.read(paths[i % len(paths)]),
+            key=(i, str(paths[i % len(paths)])),
         )
         for i in range(count)
     ]
     found = {}
-    for key, event in captioner.serve(ReadyClips(requests), batch=batch):
+    for key, event in captioner.client.serve(ReadyClips(requests), batch=batch):
         if isinstance(event, Exception):
             raise event
         if isinstance(event, Finished):
@@ -94,14 +96,14 @@ def until_drafted(profile, run):
 
 def check(pair, name, paths, batch, count, alone):
     captioner = captioner_of(pair, name)
-    found = until_drafted(captioner.profile, lambda: served(captioner, paths, batch, count))
+    found = until_drafted(captioner.client.profile, lambda: served(captioner, paths, batch, count))
     for (_, path), caption in found.items():
         assert caption.token_ids == alone[path].token_ids, f"{name}: another text in company"
-        if exact(captioner.profile):
+        if exact(captioner.client.profile):
             counters, before = caption.counters, alone[path].counters
             assert counters["accepted_lengths"] == before["accepted_lengths"], name
             assert counters["draft_forwards"] == before["draft_forwards"], name
-    drafted(captioner.profile, found.values())
+    drafted(captioner.client.profile, found.values())
 
 
 def drafted(profile, captions):
@@ -118,10 +120,10 @@ def plain(pair, path, tokens):
 
 def alone(pair, name, paths):
     captioner = captioner_of(pair, name)
-    tokens = LONG if captioner.profile.concurrent else TOKENS
-    found = until_drafted(captioner.profile, lambda: {str(path): captioner.caption(path) for path in paths})
+    tokens = LONG if captioner.client.profile.concurrent else TOKENS
+    found = until_drafted(captioner.client.profile, lambda: {str(path): captioner.caption(path) for path in paths})
     assert all(caption.token_ids == plain(pair, path, tokens) for path, caption in found.items())
-    drafted(captioner.profile, found.values())
+    drafted(captioner.client.profile, found.values())
     return found
 
 
@@ -160,10 +162,10 @@ def test_what_is_kept_does_not_depend_on_chunks_or_company(pair, clips, monkeypa
     captioner = captioner_of(pair, "parallelvlm")
 
     def kept(batch):
-        requests = [CaptionRequest(str(path), captioner.read(path), key=str(path)) for path in clips]
+        requests = [CaptionRequest(str(path), captioner.client.inputs.read(path), key=str(path)) for path in clips]
         read = {
             key: event
-            for key, event in captioner.serve(ReadyClips(requests), batch=batch)
+            for key, event in captioner.client.serve(ReadyClips(requests), batch=batch)
             if isinstance(event, Prefilled)
         }
         assert all(event.prompt_tokens > 2 * SMALL for event in read.values()), "prompts are to be read in many passes"
@@ -179,7 +181,7 @@ def test_what_is_kept_does_not_depend_on_chunks_or_company(pair, clips, monkeypa
 def test_a_pruner_that_fails_fails_its_clip_alone(pair, clips):
     captioner = captioner_of(pair, "parallelvlm")
     plain = pair.captioner("ar", {"generate.max_new_tokens": LONG})
-    pruner, calls = captioner.setup.pruner, []
+    pruner, calls = captioner.client.setup.pruner, []
 
     class Broken:
         needs = pruner.needs
@@ -190,10 +192,10 @@ def test_a_pruner_that_fails_fails_its_clip_alone(pair, clips):
                 raise ValueError("no idea")
             return pruner(signals, alpha)
 
-    captioner.setup.pruner = Broken()
-    requests = [CaptionRequest(str(path), captioner.read(path), key=str(path)) for path in clips]
+    captioner.client.setup.pruner = Broken()
+    requests = [CaptionRequest(str(path), captioner.client.inputs.read(path), key=str(path)) for path in clips]
     ended = {}
-    for key, event in captioner.serve(ReadyClips(requests), batch=4):
+    for key, event in captioner.client.serve(ReadyClips(requests), batch=4):
         if isinstance(event, (Finished, Exception)):
             ended[key] = event
     failed = [one for one in ended.values() if isinstance(one, Exception)]
@@ -203,4 +205,4 @@ def test_a_pruner_that_fails_fails_its_clip_alone(pair, clips):
     for path in clips:
         if str(path) in rest:
             assert rest[str(path)].token_ids == plain.caption(path).token_ids
-    drafted(captioner.profile, rest.values())
+    drafted(captioner.client.profile, rest.values())

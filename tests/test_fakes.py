@@ -4,14 +4,14 @@ import inspect
 
 import pytest
 
-from tests.fake_captioner import FakeCaptioner, FakeReader
+from tests.fake_captioner import FakeCaptioner, FakeClient, FakeInputs, FakeReader, FakeVision
 
 #: What tests ask of a fake.
 OWN = {"made", "load_error", "warm", "most"}
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-@pytest.mark.parametrize("fake", [FakeCaptioner, FakeReader])
+@pytest.mark.parametrize("fake", [FakeCaptioner, FakeClient, FakeInputs, FakeVision, FakeReader])
 def test_names_and_arguments_are_those_of_the_real_class(fake):
     real = fake.__base__
     for name, member in vars(fake).items():

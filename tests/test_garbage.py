@@ -69,7 +69,7 @@ def captioner():
 
 def test_what_was_loaded_is_frozen(captioner):
     tracked = {id(one) for one in gc.get_objects()}
-    assert not {id(layer) for layer in captioner.target.model.model.modules()} & tracked
+    assert not {id(layer) for layer in captioner.client.setup.target.model.model.modules()} & tracked
 
 
 def test_garbage_of_before_and_of_the_loading_is_not_kept():
@@ -108,7 +108,12 @@ def test_models_end_with_their_captioner_without_a_collection(name, ends, forked
     gc.disable()
     try:
         captioner.caption(shipped()[0])
-        engines = captioner.target, captioner.draft, captioner.setup.head, captioner.setup.self_draft
+        engines = (
+            captioner.client.setup.target,
+            captioner.client.setup.draft,
+            captioner.client.setup.head,
+            captioner.client.setup.self_draft,
+        )
         models = [weakref.ref(engine.model) for engine in engines if engine is not None]
         del engines
         if ends == "close":
@@ -126,7 +131,7 @@ def test_models_in_cycles_are_collected_after_their_captioner(ends):
     """As modules of the hub's models are, whose ``forward`` a device map replaces."""
     with garbage.loading():  # what is made in it is frozen
         captioner = Captioner.from_profile("ar", overrides=OVERRIDES)
-        model = captioner.target.model
+        model = captioner.client.setup.target.model
         model.itself, model = model, weakref.ref(model)
     if ends == "close":
         captioner.close()
@@ -140,13 +145,13 @@ def test_models_in_cycles_are_collected_after_their_captioner(ends):
 @pytest.mark.parametrize("batch", [1, 4])
 def test_no_full_collection_while_texts_are_decoded(captioner, eager, batch, monkeypatch):
     monkeypatch.setattr(garbage, "DUE", 10_000)
-    clips = [captioner.read(path) for path in shipped()]
+    clips = [captioner.client.inputs.read(path) for path in shipped()]
     with full_collections() as found:
         list(map(str, range(2000))), [[] for _ in range(3000)]
         assert found  # without it there are
         source = ReadyClips(CaptionRequest(str(number), clip, key=number) for number, clip in enumerate(clips))
         texts = []
-        for _, event in captioner.serve(source, batch=batch):
+        for _, event in captioner.client.serve(source, batch=batch):
             if isinstance(event, Finished):
                 begun = event.caption.trace.origin
                 assert not [one for one in found if begun < one < begun + event.caption.timings["end_to_end"]]
@@ -168,10 +173,10 @@ def test_two_runs_at_a_time_restore_the_thresholds_once(eager):
 def test_a_long_run_frees_cyclic_garbage(captioner, eager, batch, monkeypatch):
     """Between clips, and where clips are always in flight, as one is admitted."""
     monkeypatch.setattr(garbage, "PATIENCE", 2)
-    clip = captioner.read(shipped()[0])
+    clip = captioner.client.inputs.read(shipped()[0])
     source, knots = ReadyClips(CaptionRequest(str(number), clip, key=number) for number in range(8)), []
     with full_collections() as found:
-        for _, event in captioner.serve(source, batch=batch):
+        for _, event in captioner.client.serve(source, batch=batch):
             if isinstance(event, Finished):
                 knots.append(weakref.ref(Knot()))
     assert found and knots[0]() is None and len(knots) == 8

@@ -141,7 +141,7 @@ def drawn(tmp_path_factory):
 def check(pair, captioner, clip):
     record = captioner.caption(clip)
     at = first_difference(record.token_ids, pair.plain(clip))
-    assert at is None, f"{captioner.profile.name} leaves plain decoding of {clip} at token {at}"
+    assert at is None, f"{captioner.client.profile.name} leaves plain decoding of {clip} at token {at}"
     assert len(record.token_ids) <= pair.tokens
     return record
 
@@ -232,7 +232,7 @@ def test_hippo_of_four_clips_at_once_on_the_built_in_pairs(built_in_pairs, name)
     captioner = pair.captioner("hippo")
     texts = {
         clip: event.caption.token_ids
-        for clip, event in captioner.serve(ReadyClips(named_requests(captioner, list(CLIPS))), batch=4)
+        for clip, event in captioner.client.serve(ReadyClips(named_requests(captioner, list(CLIPS))), batch=4)
         if isinstance(event, Finished)
     }
     assert texts == {clip: pair.plain(path) for clip, path in CLIPS.items()}
@@ -292,7 +292,7 @@ def test_drawn_texts_are_those_of_plain_decoding_where_drafts_are_greedy(random_
     drawn |= {"generate.top_k": 40, "generate.min_p": 0.01}
     plain = random_pair.captioner("ar", drawn)
     captioner = random_pair.captioner(profile, {**drawn, **overrides})
-    assert captioner.profile.token_for_token
+    assert captioner.client.profile.token_for_token
     record = captioner.caption(CLIPS["one-object"])
     assert record.token_ids == plain.caption(CLIPS["one-object"]).token_ids != random_pair.plain(CLIPS["one-object"])
 
@@ -301,7 +301,7 @@ def test_drawn_texts_are_those_of_plain_decoding_where_drafts_are_greedy(random_
 def test_drawn_texts_are_others_where_the_draft_draws_too(random_pair, profile):
     drawn = {"generate.temperature": 0.7, "generate.seed": 5}
     captioner = random_pair.captioner(profile, drawn)
-    assert not captioner.profile.token_for_token
+    assert not captioner.client.profile.token_for_token
     plain = random_pair.captioner("ar", drawn).caption(CLIPS["one-object"])
     assert captioner.caption(CLIPS["one-object"]).token_ids != plain.token_ids
 
@@ -330,7 +330,7 @@ class AcceptsOneMore:
 @pytest.mark.parametrize("rule", [AcceptsAll, AcceptsOneMore])
 def test_the_gate_can_fail(random_pair, rule):
     captioner = random_pair.captioner("vanilla-sd")
-    captioner.setup.acceptance = rule()
+    captioner.client.setup.acceptance = rule()
     with pytest.raises(AssertionError, match="leaves plain decoding"):
         check(random_pair, captioner, CLIPS["one-object"])
 

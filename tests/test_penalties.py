@@ -297,8 +297,8 @@ class Repeating(Pair):
     def _generated(self, clip, settings):
         """By ``generate``."""
         captioner = self.captioner("ar")
-        pixels = self.target.preprocess(captioner.read(CLIPS[clip]))
-        prefix = self.target.prefix(self.target.encode(pixels), captioner.profile.generate.prompt)
+        pixels = self.target.preprocess(captioner.client.inputs.read(CLIPS[clip]))
+        prefix = self.target.prefix(self.target.encode(pixels), captioner.client.profile.generate.prompt)
         wanted = {key.removeprefix("generate."): value for key, value in SETTINGS.get(settings, {}).items()}
         more = LogitsProcessorList()
         if "presence_penalty" in wanted:
@@ -379,7 +379,7 @@ def test_drawn_texts_are_those_of_plain_decoding_where_drafts_are_greedy(pair, p
     drawn = {**SETTINGS["all"], "generate.temperature": 0.8, "generate.seed": 3, "draft.gamma": "auto"}
     plain = pair.captioner("ar", {key: value for key, value in drawn.items() if key != "draft.gamma"})
     captioner = pair.captioner(profile, drawn if profile != "sd-tree" else {**drawn, "draft.gamma": 5})
-    assert captioner.profile.token_for_token
+    assert captioner.client.profile.token_for_token
     texts = {clip: record.token_ids for clip, record in served(captioner, 4).items()}
     assert texts == {clip: record.token_ids for clip, record in served(plain, 1).items()}
     assert texts != {clip: pair.generated(clip, "all") for clip in CLIPS}

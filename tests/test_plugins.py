@@ -148,7 +148,7 @@ CLIP = str(shipped()[1])
 def plain():
     """The built-in target, and its text of a clip in plain decoding."""
     with Captioner.from_profile("ar", overrides=FEW) as captioner:
-        yield captioner.target.model, captioner.caption(CLIP)
+        yield captioner.client.setup.target.model, captioner.caption(CLIP)
 
 
 @pytest.fixture
@@ -164,21 +164,27 @@ def test_a_drafter_without_a_model_drafts_in_turns(looked_up):
     found = captioner.caption(CLIP)
     assert found.token_ids == plain.token_ids and found.lossless
     counters = found.counters
-    assert captioner.draft is None and counters["draft_forwards"] == 0 and counters["visual_tokens_kept"] == 0
+    assert (
+        captioner.client.setup.draft is None and counters["draft_forwards"] == 0 and counters["visual_tokens_kept"] == 0
+    )
     assert counters["accepted"] > 0 and counters["target_forwards"] < len(found.token_ids)
 
 
 def test_its_windows_follow_what_is_measured_and_what_is_drawn_stays_plain_decodings(looked_up):
     captioner, plain = looked_up
-    auto = profiles.override(captioner.profile, {"draft.gamma": "auto"})
-    assert Captioner(auto, captioner.target.model, None).caption(CLIP).token_ids == plain.token_ids
-    drawn = Captioner(profiles.override(captioner.profile, {"generate.temperature": 0.8}), captioner.target.model, None)
-    assert drawn.caption(CLIP).token_ids == drawn.baseline(CLIP).token_ids
+    auto = profiles.override(captioner.client.profile, {"draft.gamma": "auto"})
+    assert Captioner(auto, captioner.client.setup.target.model, None).caption(CLIP).token_ids == plain.token_ids
+    drawn = Captioner(
+        profiles.override(captioner.client.profile, {"generate.temperature": 0.8}),
+        captioner.client.setup.target.model,
+        None,
+    )
+    assert drawn.caption(CLIP).token_ids == drawn.caption(CLIP, plain=True).token_ids
 
 
 def test_each_clip_has_a_drafter_of_its_own(looked_up, monkeypatch):
     captioner, _ = looked_up
-    kind = captioner.setup.drafter
+    kind = captioner.client.setup.drafter
     opened = []
     real = type(kind).opened
     monkeypatch.setattr(type(kind), "opened", lambda self, clip: opened.append(self) or real(self, clip))
@@ -192,7 +198,9 @@ def test_each_clip_has_a_drafter_of_its_own(looked_up, monkeypatch):
 def test_an_id_beyond_the_vocabulary_names_the_plugin(looked_up, monkeypatch, wrong):
     captioner, plain = looked_up
     with monkeypatch.context() as patch:
-        patch.setattr(type(captioner.setup.drafter), "guess", lambda self, gamma: [plain.token_ids[1], wrong][:gamma])
+        patch.setattr(
+            type(captioner.client.setup.drafter), "guess", lambda self, gamma: [plain.token_ids[1], wrong][:gamma]
+        )
         with pytest.raises(GenerationError, match=rf"the drafter vidspec_plugin_\S+ proposed the token {wrong}, and"):
             captioner.caption(CLIP)
     assert captioner.caption(CLIP).token_ids == plain.token_ids

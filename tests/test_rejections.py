@@ -66,7 +66,9 @@ def pair(request):
 def test_rejections_at_every_place(pair, gamma, batch):
     Scripted.clips = count()
     captioner = pair.captioner("vanilla-sd", {"draft.kind": "scripted", "draft.gamma": gamma})
-    arrivals = ReadyClips([CaptionRequest(str(CLIP), captioner.read(CLIP), key=number) for number in range(batch)])
-    said = [event.caption for _, event in captioner.serve(arrivals, batch=batch) if isinstance(event, Finished)]
+    arrivals = ReadyClips(
+        [CaptionRequest(str(CLIP), captioner.client.inputs.read(CLIP), key=number) for number in range(batch)]
+    )
+    said = [event.caption for _, event in captioner.client.serve(arrivals, batch=batch) if isinstance(event, Finished)]
     assert [one.token_ids for one in said] == [Scripted.whole] * batch
     assert {length for one in said for length in one.counters["accepted_lengths"]} == set(range(gamma + 1))

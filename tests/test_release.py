@@ -78,9 +78,9 @@ def requests(captioner, paths):
     """Clips whose frames nobody else has, and weak references to them."""
     found, frames = [], []
     for path in paths:
-        clip = captioner.read(path)
+        clip = captioner.client.inputs.read(path)
         frames += [weakref.ref(clip), weakref.ref(clip.frames)]
-        found.append(CaptionRequest(path, clip, key=path, reread=partial(captioner.read, path)))
+        found.append(CaptionRequest(path, clip, key=path, reread=partial(captioner.client.inputs.read, path)))
     return ReadyClips(found), frames
 
 
@@ -106,7 +106,7 @@ def test_nothing_of_the_video_is_alive_behind_the_prefill(pair, paths, made, wit
     with Captioner.from_profile(name, overrides={**pair, **PROFILES[name]}) as captioner:
         source, frames = requests(captioner, paths)
         read = ended = checked = 0
-        for _, event in captioner.serve(source, batch=batch):
+        for _, event in captioner.client.serve(source, batch=batch):
             read += isinstance(event, InputsReleased)
             ended += isinstance(event, Finished)
             if read == CLIPS and not isinstance(event, Finished):
@@ -119,22 +119,22 @@ def test_nothing_of_the_video_is_alive_behind_the_prefill(pair, paths, made, wit
 def test_what_was_prepared_ahead_is_let_go_of(pair, paths, made, without_collector):
     with Captioner.from_profile("vanilla-sd", overrides=pair) as captioner:
         source, frames = requests(captioner, paths[:1])
-        assert captioner.prepare(source.requests[0].clip) > 0
-        for _, event in captioner.serve(source):
+        assert captioner.client.inputs.vision.prepare(source.requests[0].clip) > 0
+        for _, event in captioner.client.serve(source):
             if isinstance(event, InputsReleased):
                 assert made and not alive(made) and not alive(frames)
 
 
 def test_a_single_clip_lets_go_of_its_frames(pair, made, without_collector, monkeypatch):
     with Captioner.from_profile("vanilla-sd", overrides=pair) as captioner:
-        frames, read = [], captioner.read
+        frames, read = [], captioner.client.inputs.read
 
         def reading(*args, **options):
             clip = read(*args, **options)
             frames.append(weakref.ref(clip.frames))
             return clip
 
-        monkeypatch.setattr(captioner, "read", reading)
+        monkeypatch.setattr(captioner.client.inputs, "read", reading)
         for event in captioner.stream(str(shipped()[0])):
             if isinstance(event, InputsReleased):
                 assert frames and not alive(frames) and not alive(made)
@@ -142,7 +142,7 @@ def test_a_single_clip_lets_go_of_its_frames(pair, made, without_collector, monk
 
 def test_frames_of_others_are_theirs(pair):
     with Captioner.from_profile("vanilla-sd", overrides=pair) as captioner:
-        clip = captioner.read(shipped()[0])
+        clip = captioner.client.inputs.read(shipped()[0])
         first = captioner.caption("", clip=clip)
         assert clip.frames.size and captioner.caption("", clip=clip).token_ids == first.token_ids
 
@@ -152,7 +152,7 @@ def test_a_clip_that_is_done_again_is_read_again(pair, paths, monkeypatch):
     with Captioner.from_profile("ar", overrides=pair) as captioner:
         expected = {path: captioner.caption(path).token_ids for path in paths[:2]}
         source, _ = requests(captioner, paths[:2])
-        run, full, again = captioner.target.run, [], []
+        run, full, again = captioner.client.setup.target.run, [], []
 
         def running(batch):
             if len(batch) == 1 and batch[0].token_ids and again_is_due():
@@ -163,7 +163,7 @@ def test_a_clip_that_is_done_again_is_read_again(pair, paths, monkeypatch):
         def again_is_due():
             return read == 2 and not full
 
-        monkeypatch.setattr(captioner.target, "run", running)
+        monkeypatch.setattr(captioner.client.setup.target, "run", running)
         # Both rows of a pass are run alone once the shared pass has failed.
         shared = []
 
@@ -173,9 +173,9 @@ def test_a_clip_that_is_done_again_is_read_again(pair, paths, monkeypatch):
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return running(batch)
 
-        monkeypatch.setattr(captioner.target, "run", failing)
+        monkeypatch.setattr(captioner.client.setup.target, "run", failing)
         read, found = 0, {}
-        for key, event in captioner.serve(source, batch=2):
+        for key, event in captioner.client.serve(source, batch=2):
             read += isinstance(event, InputsReleased)
             if isinstance(event, Restarted):
                 again.append(key)
@@ -187,9 +187,9 @@ def test_a_clip_that_is_done_again_is_read_again(pair, paths, monkeypatch):
 def test_a_draft_process_keeps_no_frames_and_no_embeddings(pair, made, without_collector):
     """The other side of the parallel schedule, in this process."""
     with Captioner.from_profile("vanilla-sd", overrides=pair) as captioner:
-        read, sent = captioner.read(shipped()[0]), []
-        profile = profiles.override(captioner.profile, {"schedule.kind": "parallel"})
-        worker = DraftWorker(captioner.draft, sent.append)
+        read, sent = captioner.client.inputs.read(shipped()[0]), []
+        profile = profiles.override(captioner.client.profile, {"schedule.kind": "parallel"})
+        worker = DraftWorker(captioner.client.setup.draft, sent.append)
         worker.take(OpenClip(1, profile, CaptionRequest("", read, "What?"), 99, True, {}))
         del read
         worker.take(ClipOrder(1, PrefillDraft(None, frozenset())))
@@ -202,7 +202,7 @@ def test_a_draft_process_keeps_no_frames_and_no_embeddings(pair, made, without_c
 
 def test_an_outline_has_the_places_of_the_prompt(pair):
     with Captioner.from_profile("vanilla-sd", overrides=pair) as captioner:
-        model, clip = captioner.target.model, captioner.read(shipped()[0])
+        model, clip = captioner.client.setup.target.model, captioner.client.inputs.read(shipped()[0])
         prefix = model.prefix(model.encode(model.preprocess(clip)), "What moves?")
         outline, kept = prefix.outline(), torch.arange(3)
         assert (

@@ -107,7 +107,7 @@ def test_keywords_win_over_variables_and_these_over_the_config(clips, monkeypatc
 
     def made(**options):
         list(vidspec.run(clips, **options))
-        profile = FakeCaptioner.made[-1].profile
+        profile = FakeCaptioner.made[-1].client.profile
         return profile.name, profile.video.frames, profile.generate.max_new_tokens
 
     assert made() == ("sd-tree", 6, 7)

@@ -27,17 +27,17 @@ CLIPS = 6
 def clips(tmp_path_factory, small_captioner):
     folder = tmp_path_factory.mktemp("clips")
     paths = [str(path) for path in draw(folder, CLIPS, seed=5)]
-    return {path: small_captioner.read(path) for path in paths}
+    return {path: small_captioner.client.inputs.read(path) for path in paths}
 
 
 def under(small_captioner, name, **overrides):
     """The same models under another profile, with the fixture's own settings."""
     keys = ("models.target", "models.draft", "models.pair", "models.device", "models.dtype", "video.frames")
-    content = small_captioner.profile.model_dump()
+    content = small_captioner.client.profile.model_dump()
     same = {key: content[key.split(".")[0]][key.split(".")[1]] for key in keys}
     profile = profiles.load(name, {**same, "generate.max_new_tokens": 24, **overrides}, env={})
-    draft = small_captioner.draft.model if profile.drafts_with_a_model else None
-    return Captioner(profile, small_captioner.target.model, draft)
+    draft = small_captioner.client.setup.draft.model if profile.drafts_with_a_model else None
+    return Captioner(profile, small_captioner.client.setup.target.model, draft)
 
 
 def arrivals(clips, order=None, **asked):
@@ -48,7 +48,7 @@ def arrivals(clips, order=None, **asked):
 def served(captioner, source, batch, wake=None):
     """What became of each clip, in the order they ended; and how the whole stood meanwhile."""
     ended, loads = {}, []
-    for key, said in captioner.serve(source, batch=batch, wake=wake):
+    for key, said in captioner.client.serve(source, batch=batch, wake=wake):
         if isinstance(said, LoopLoad):
             loads.append(said)
         elif isinstance(said, Finished):
@@ -83,12 +83,12 @@ def test_texts_do_not_depend_on_batch_order_or_neighbours(small_captioner, clips
     for batch, order in ((1, None), (3, sorted(clips, reverse=True)), (CLIPS, None)):
         ended, _ = served(captioner, arrivals(clips, order), batch)
         assert ended == expected, f"{name} at {batch}"
-    assert small_captioner.target.model.decoder.slab.used == 0
+    assert small_captioner.client.setup.target.model.decoder.slab.used == 0
 
 
 def test_events_of_a_clip_are_those_it_has_alone(small_captioner, clips):
     said = {}
-    for key, event in small_captioner.serve(arrivals(clips), batch=4):
+    for key, event in small_captioner.client.serve(arrivals(clips), batch=4):
         if not isinstance(event, LoopLoad):
             said.setdefault(key, []).append(event)
     for path, clip in clips.items():
@@ -157,26 +157,26 @@ def test_what_ends_one_clip_leaves_its_neighbours_alone(small_captioner, clips, 
         CaptionRequest("nothing.mp4", key="nothing"),
         CaptionRequest("late.mp4", clips[first], key="late", timeout=1.0, spent=2.0),
     ]
-    read = small_captioner.setup.read
+    read = small_captioner.client.setup.read
 
     def broken(request, trace):
         if request.path == second:
             raise RuntimeError("a bug")
         return read(request, trace)
 
-    monkeypatch.setattr(small_captioner.setup, "read", broken)
+    monkeypatch.setattr(small_captioner.client.setup, "read", broken)
     ended, _ = served(small_captioner, ReadyClips([*failing, *arrivals(clips).requests]), 4)
     assert isinstance(ended.pop("nothing"), ValueError)
     late = ended.pop("late")
     assert late.kind == "timeout" and "late.mp4: not captioned within 1 s" in late.message
     assert str(ended.pop(second)) == "a bug"
     assert ended == {path: ids for path, ids in expected.items() if path != second}
-    assert small_captioner.target.model.decoder.slab.used == 0
+    assert small_captioner.client.setup.target.model.decoder.slab.used == 0
 
 
 def test_who_finds_no_memory_in_company_is_done_again_alone(small_captioner, clips, monkeypatch):
     expected, _ = served(small_captioner, arrivals(clips), 1)
-    slab = small_captioner.target.model.decoder.slab
+    slab = small_captioner.client.setup.target.model.decoder.slab
     lengths = [
         event.prompt_tokens
         for path in clips
@@ -186,11 +186,11 @@ def test_who_finds_no_memory_in_company_is_done_again_alone(small_captioner, cli
     monkeypatch.setattr(slab, "capacity", 0)
     monkeypatch.setattr(slab, "_blocks", slab._allocate_blocks(0))
     monkeypatch.setattr(
-        slab, "budget", (max(lengths) + small_captioner.setup.room) * slab.entry_bytes
+        slab, "budget", (max(lengths) + small_captioner.client.setup.room) * slab.entry_bytes
     )  # enough for one
     again = []
     ended = {}
-    for key, said in small_captioner.serve(arrivals(clips), batch=3):
+    for key, said in small_captioner.client.serve(arrivals(clips), batch=3):
         if isinstance(said, Restarted):
             again.append(key)
         elif isinstance(said, Finished):
@@ -201,7 +201,7 @@ def test_who_finds_no_memory_in_company_is_done_again_alone(small_captioner, cli
 
 
 def test_a_clip_that_never_fits_is_an_error(small_captioner, clips, monkeypatch):
-    slab = small_captioner.target.model.decoder.slab
+    slab = small_captioner.client.setup.target.model.decoder.slab
     monkeypatch.setattr(slab, "budget", 10)
     monkeypatch.setattr(slab, "capacity", 0)
     ended, _ = served(small_captioner, arrivals(clips), 2)
@@ -214,19 +214,23 @@ def test_memory_bounds_how_many_are_let_in(small_captioner, clips, monkeypatch):
     monkeypatch.setattr("vidspec.decoding.engine_thread.EVERY", 0.0)
     monkeypatch.setattr("vidspec.decoding.admission.free_memory", lambda device: 1000)
     seen = []
-    for _, said in small_captioner.serve(arrivals(clips), batch=5):
+    for _, said in small_captioner.client.serve(arrivals(clips), batch=5):
         if isinstance(said, LoopLoad):
             seen.append(said.clips)
     assert max(seen) == 1
 
 
 def test_leaving_early_gives_everything_back(small_captioner, clips):
-    events = small_captioner.serve(arrivals(clips), batch=4)
+    events = small_captioner.client.serve(arrivals(clips), batch=4)
     for _, said in events:
         if isinstance(said, Opened):
             break
     events.close()
-    assert small_captioner.target.model.decoder.slab.used == small_captioner.draft.model.decoder.slab.used == 0
+    assert (
+        small_captioner.client.setup.target.model.decoder.slab.used
+        == small_captioner.client.setup.draft.model.decoder.slab.used
+        == 0
+    )
 
 
 def test_how_many_at_once_follows_from_what_passes_take(small_captioner, clips, monkeypatch):
@@ -243,10 +247,10 @@ def test_how_many_at_once_follows_from_what_passes_take(small_captioner, clips, 
 
 
 def test_nobody_to_serve(small_captioner):
-    ((key, load),) = small_captioner.serve(ReadyClips([]), batch=3)
+    ((key, load),) = small_captioner.client.serve(ReadyClips([]), batch=3)
     assert key is None and (load.clips, load.passes) == (0, 0)
     with pytest.raises(ValueError, match="at least one"):
-        list(small_captioner.serve(ReadyClips([]), batch=0))
+        list(small_captioner.client.serve(ReadyClips([]), batch=0))
 
 
 def test_each_clip_draws_from_a_seed_of_its_own(small_captioner, clips):
@@ -273,7 +277,7 @@ def test_each_clip_draws_from_a_seed_of_its_own(small_captioner, clips):
 def test_a_record_names_the_seed_that_its_tokens_were_drawn_from(small_captioner, clips):
     captioner = under(small_captioner, "ar", **{"generate.temperature": 1.2})
     for path, clip in clips.items():
-        one = captioner.start(CaptionRequest(path, clip, prompt="What moves?"), Trace(), captioner.setup)
+        one = captioner.client.start(CaptionRequest(path, clip, prompt="What moves?"), Trace(), captioner.client.setup)
         run_to_completion(one.steps)
         seed = captioner.caption(path, clip=clip, prompt="What moves?").seed
         assert one.rng.initial_seed() == one.seed == one.events[-1].caption.seed == seed
@@ -288,4 +292,4 @@ def test_sampled_texts_are_each_clips_own(small_captioner, clips):
     same, _ = served(captioner, twice, 3)
     others, _ = served(captioner, mixed, 4)
     assert same[0] == same[1] == same[2] == others["again"] == others[path]
-    assert captioner.setup.sampling == Sampling(1.2, 1.0)
+    assert captioner.client.setup.sampling == Sampling(1.2, 1.0)

@@ -34,8 +34,8 @@ def finished(text):
 def other(captioner, name="vanilla-sd", **overrides):
     """The same models under another profile."""
     profile = profiles.load(name, {"video.frames": 4, "generate.max_new_tokens": 24, **overrides}, env={})
-    draft = captioner.draft.model if profile.drafts_with_a_model else None
-    return Captioner(profile, captioner.target.model, draft)
+    draft = captioner.client.setup.draft.model if profile.drafts_with_a_model else None
+    return Captioner(profile, captioner.client.setup.target.model, draft)
 
 
 def test_text_is_held_back_until_it_is_certain():
@@ -83,7 +83,7 @@ def test_options_of_a_call_are_those_of_a_profile(small_captioner, name, options
     (answer,) = captioner.captions(CLIP, ["What moves?"], **options)
     assert answer.token_ids == expected.captions(CLIP, ["What moves?"])[0].token_ids
     assert captioner.dialogue(CLIP, **options).ask("What moves?").token_ids == answer.token_ids
-    assert captioner.baseline(CLIP, **options).token_ids == expected.baseline(CLIP).token_ids
+    assert captioner.caption(CLIP, **options, plain=True).token_ids == expected.caption(CLIP, plain=True).token_ids
 
 
 def test_a_schema_for_one_call(small_captioner):

@@ -34,7 +34,7 @@ CALLS = {
     "ask": lambda one, path, clip: list(map(ids_of(one.dialogue(path, clip=clip)), QUESTIONS)),
     "captions": lambda one, path, clip: [said.token_ids for said in one.captions(path, QUESTIONS, clip=clip)],
     "serve": lambda one, path, clip: served(one, path, clip),
-    "baseline": lambda one, path, clip: [one.baseline(path, clip=clip).token_ids],
+    "plain": lambda one, path, clip: [one.caption(path, clip=clip, plain=True).token_ids],
 }
 PAIRS = list(itertools.combinations_with_replacement(CALLS, 2))
 
@@ -46,14 +46,14 @@ def ids_of(dialogue):
 def served(captioner, path, clip):
     """The answers to both questions, from one call of ``serve``."""
     source = ReadyClips([CaptionRequest(path, clip, prompt=prompt, key=prompt) for prompt in QUESTIONS])
-    ended = {key: said.caption.token_ids for key, said in captioner.serve(source) if isinstance(said, Finished)}
+    ended = {key: said.caption.token_ids for key, said in captioner.client.serve(source) if isinstance(said, Finished)}
     return [ended[prompt] for prompt in QUESTIONS]
 
 
 def used(captioner):
     """Entries of the slabs that are in use once what was abandoned is dropped."""
-    models = captioner.target.model, captioner.draft.model
-    return captioner.engine.call(lambda: sum(model.decoder.slab.used for model in models))
+    models = captioner.client.setup.target.model, captioner.client.setup.draft.model
+    return captioner.client.thread.call(lambda: sum(model.decoder.slab.used for model in models))
 
 
 def finished(events):
@@ -63,7 +63,7 @@ def finished(events):
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory, small_captioner):
     paths = [str(path) for path in draw(tmp_path_factory.mktemp("clips"), 4, seed=7)]
-    return {path: small_captioner.read(path) for path in paths}
+    return {path: small_captioner.client.inputs.read(path) for path in paths}
 
 
 def other(small_captioner, name="vanilla-sd", **overrides):
@@ -71,7 +71,9 @@ def other(small_captioner, name="vanilla-sd", **overrides):
     settings = {"video.frames": 4, "generate.max_new_tokens": 24, **overrides}
     profile = profiles.load(name, settings, env={})
     return Captioner(
-        profile, small_captioner.target.model, small_captioner.draft.model if profile.drafts_with_a_model else None
+        profile,
+        small_captioner.client.setup.target.model,
+        small_captioner.client.setup.draft.model if profile.drafts_with_a_model else None,
     )
 
 
@@ -104,8 +106,8 @@ def test_texts_are_those_of_one_call_at_a_time(small_captioner, clips, name, thr
 
 def test_calls_at_the_same_time_share_passes(small_captioner, clips, monkeypatch):
     captioner = other(small_captioner)
-    sizes, run = [], captioner.target.run
-    monkeypatch.setattr(captioner.target, "run", lambda batch: sizes.append(len(batch)) or run(batch))
+    sizes, run = [], captioner.client.setup.target.run
+    monkeypatch.setattr(captioner.client.setup.target, "run", lambda batch: sizes.append(len(batch)) or run(batch))
     ready = threading.Barrier(len(clips))
 
     def call(path):
@@ -135,14 +137,14 @@ def test_a_stream_that_is_held_open_blocks_no_other_call(small_captioner, clips)
 def test_a_closed_stream_frees_its_place_within_a_pass(small_captioner, clips, monkeypatch):
     first, second, *_ = clips
     captioner = other(small_captioner, "ar", **{"generate.max_new_tokens": 400})
-    sizes, run, began, shared = [], captioner.target.run, threading.Event(), threading.Event()
+    sizes, run, began, shared = [], captioner.client.setup.target.run, threading.Event(), threading.Event()
 
     def observed(batch):
         sizes.append(len(batch))
         (shared if len(batch) > 1 else began).set()
         return run(batch)
 
-    monkeypatch.setattr(captioner.target, "run", observed)
+    monkeypatch.setattr(captioner.client.setup.target, "run", observed)
     with ThreadPoolExecutor(1) as pool:
         later = pool.submit(captioner.caption, second, clip=clips[second])
         assert began.wait(BLOCKED)
@@ -174,7 +176,12 @@ def test_ctrl_c_ends_the_call_that_waits_and_no_other(small_captioner, clips, mo
     """At once, though a pass takes its time, which then goes on for the others."""
     first, second, *_ = clips
     expected = small_captioner.caption(first, clip=clips[first]).token_ids
-    engine, passes, asked, go_on = small_captioner.engine, threading.Event(), threading.Event(), threading.Event()
+    engine, passes, asked, go_on = (
+        small_captioner.client.thread,
+        threading.Event(),
+        threading.Event(),
+        threading.Event(),
+    )
     turn, submit = engine.loop.turn, engine.submit
 
     def slow(patience):
@@ -211,7 +218,7 @@ def test_a_bug_of_the_loop_ends_the_calls_and_not_the_thread(small_captioner, cl
         raise LookupError("a bug")
 
     with monkeypatch.context() as patch:
-        patch.setattr(small_captioner.engine.loop, "turn", broken)
+        patch.setattr(small_captioner.client.thread.loop, "turn", broken)
         for call in (small_captioner.caption, lambda *one, **more: list(small_captioner.stream(*one, **more))):
             with pytest.raises(LookupError, match="a bug"):
                 call(first, clip=clips[first])
@@ -222,13 +229,13 @@ def test_the_thread_computes_as_the_one_that_loaded_the_models(small_captioner, 
     """With its threads of torch, and without gradients; however many captioners of the target there are."""
     first, *_ = clips
     captioner, before, found = other(small_captioner), torch.get_num_threads(), []
-    start = captioner.start
+    start = captioner.client.start
 
     def observed(*asked):
         found.append((torch.get_num_threads(), torch.is_grad_enabled(), threading.current_thread().name))
         return start(*asked)
 
-    monkeypatch.setattr(captioner, "start", observed)
+    monkeypatch.setattr(captioner.client, "start", observed)
     try:
         for threads in (before + 1, before):
             torch.set_num_threads(threads)
@@ -236,12 +243,12 @@ def test_the_thread_computes_as_the_one_that_loaded_the_models(small_captioner, 
     finally:
         torch.set_num_threads(before)
     assert found == [(threads, False, "vidspec-engine") for threads in (before + 1, before)]
-    assert captioner.engine is small_captioner.engine
+    assert captioner.client.thread is small_captioner.client.thread
 
 
 def test_an_error_of_one_call_is_its_own(small_captioner, clips, monkeypatch):
     first, second, *_ = clips
-    read = small_captioner.setup.read
+    read = small_captioner.client.setup.read
 
     def broken(request, trace):
         if request.path == second:
@@ -250,7 +257,7 @@ def test_an_error_of_one_call_is_its_own(small_captioner, clips, monkeypatch):
 
     held = small_captioner.stream(first, clip=clips[first])
     next(held)
-    monkeypatch.setattr(small_captioner.setup, "read", broken)
+    monkeypatch.setattr(small_captioner.client.setup, "read", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         small_captioner.caption(second, clip=clips[second])
     assert finished(held) == small_captioner.caption(first, clip=clips[first]).token_ids
@@ -259,7 +266,7 @@ def test_an_error_of_one_call_is_its_own(small_captioner, clips, monkeypatch):
 def test_a_call_without_memory_beside_others_is_repeated_alone(small_captioner, clips, monkeypatch):
     first, second, *_ = clips
     expected = {path: small_captioner.caption(path, clip=clips[path]).token_ids for path in (first, second)}
-    slab, prompts = small_captioner.target.model.decoder.slab, []
+    slab, prompts = small_captioner.client.setup.target.model.decoder.slab, []
     gc.collect()  # what errors of other tests refer to
     for path in expected:
         prompts += [
@@ -268,7 +275,7 @@ def test_a_call_without_memory_beside_others_is_repeated_alone(small_captioner, 
     monkeypatch.setattr(slab, "capacity", 0)
     monkeypatch.setattr(slab, "_blocks", slab._allocate_blocks(0))
     monkeypatch.setattr(
-        slab, "budget", (max(prompts) + small_captioner.setup.room) * slab.entry_bytes
+        slab, "budget", (max(prompts) + small_captioner.client.setup.room) * slab.entry_bytes
     )  # enough for one
     held = small_captioner.stream(first, clip=clips[first])
     assert isinstance(next(held), Opened) and isinstance(next(held), Prefilled)
@@ -295,7 +302,11 @@ def test_closing_ends_the_calls_of_others(small_captioner, clips):
         captioner.close()
         with pytest.raises(ClosedError):
             later.result(BLOCKED)
-    for use in (lambda: list(held), lambda: captioner.caption(first), lambda: next(captioner.serve(ReadyClips([])))):
+    for use in (
+        lambda: list(held),
+        lambda: captioner.caption(first),
+        lambda: next(captioner.client.serve(ReadyClips([]))),
+    ):
         with pytest.raises(ClosedError, match=r"closed \(make another") as caught:
             use()
         assert isinstance(caught.value, VidspecError)
@@ -358,7 +369,7 @@ def test_a_turn_that_is_held_open_blocks_no_thread_for_ever(small_captioner, cli
     assert dialogue.ask("And then?").token_ids and len(dialogue.exchanges) == 1
 
 
-@pytest.mark.parametrize("method", ["caption", "stream", "stream_text", "baseline", "dialogue", "captions"])
+@pytest.mark.parametrize("method", ["caption", "stream", "stream_text", "dialogue", "captions"])
 def test_an_unknown_argument_names_the_nearest(small_captioner, method):
     more = [QUESTIONS] if method == "captions" else []
     message = rf"{method}\(\) has no argument 'promt' \(did you mean prompt\?\)"

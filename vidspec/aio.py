@@ -70,7 +70,7 @@ class AsyncCaptioner:
     ) -> list[Caption]:
         """Caption a clip with several prompts, as :meth:`Captioner.captions <vidspec.captioner.Captioner.captions>`."""
         request, prompts = make_request("captions", path, options), prompt_list(prompts)
-        request = await asyncio.to_thread(self.captioner.read_request, request)
+        request = await asyncio.to_thread(self.captioner.client.inputs.read_request, request)
         cache, is_read = PrefixCache(), asyncio.Event()
 
         async def answer(number: int, prompt: str) -> Caption:
@@ -95,7 +95,7 @@ class AsyncCaptioner:
         return self._texts(make_request("stream_text", path, options))
 
     async def _texts(self, request: CaptionRequest) -> AsyncGenerator[str, None]:
-        stream = TextStream(self.captioner.setup_of(request).profile.generate.stop)
+        stream = TextStream(self.captioner.client.setup_of(request).profile.generate.stop)
         async with aclosing(self._events(request)) as events:
             async for event in events:
                 if text := stream.add(event):
@@ -111,7 +111,7 @@ class AsyncCaptioner:
         raise AssertionError("a stream ends with Finished")
 
     def _events(self, request: CaptionRequest) -> AsyncGenerator[Event, None]:
-        return self.run(partial(asyncio.to_thread, self.captioner.read_request, request))
+        return self.run(partial(asyncio.to_thread, self.captioner.client.inputs.read_request, request))
 
     async def run(self, read: Callable[[], Awaitable[CaptionRequest]]) -> AsyncGenerator[Event, None]:
         """Yield the events of a request; closing the iterator frees its place.
@@ -128,7 +128,7 @@ class AsyncCaptioner:
 
         async with AsyncExitStack() as reading:
             await reading.enter_async_context(self._ahead)
-            ticket = self.captioner.submit(await read(), self._caller, deliver)
+            ticket = self.captioner.client.submit(await read(), self._caller, deliver)
             try:
                 while True:
                     event = await events.get()

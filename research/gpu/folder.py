@@ -139,7 +139,7 @@ def _pair(
         if results.begin(f"{' '.join(names)}: {name}", 5):
             with results.guarded(f"{' '.join(names)}: {name}"):
                 captioner = loaded.captioner(name, wanted.overrides)
-                captioner.warm_up()
+                captioner.client.warm_up()
                 captioners[name] = captioner
     plain = next(iter(captioners), None)
     if plain != wanted.profiles[0]:
@@ -170,9 +170,9 @@ def _profiled(
     records: Mapping[str, Caption],
     clips: Mapping[str, Clip],
 ) -> Profiled:
-    limit = tie_limit(captioner.target.model.dtype, captioner.target.model.device)
+    limit = tie_limit(captioner.client.setup.target.model.dtype, captioner.client.setup.target.model.device)
     gaps = [
-        logit_gap(captioner, CaptionRequest(path, clips[path]), plain[path].token_ids, record.token_ids)
+        logit_gap(captioner.client, CaptionRequest(path, clips[path]), plain[path].token_ids, record.token_ids)
         for path, record in records.items()
     ]
     ties = sum(0 < one <= limit for one in gaps)
@@ -191,12 +191,12 @@ def disagreement(
     names: tuple[str, str], captioner: Captioner, plain: Mapping[str, Caption], clips: Mapping[str, Clip]
 ) -> Disagreement:
     """Read plain decoding's tokens twice and compare."""
-    engine, generate = captioner.target, captioner.profile.generate
+    engine, generate = captioner.client.setup.target, captioner.client.profile.generate
     places = differ = ties = 0
     apart = 0.0
     for path, record in plain.items():
         request = CaptionRequest(path, clips[path], generate.prompt, generate.system)
-        prefix = run_to_completion(captioner.setup.read(request, Trace()))
+        prefix = run_to_completion(captioner.client.setup.read(request, Trace()))
         both = []
         for rows in (1, _ROWS):
             span = engine.prefill(prefix, len(record.token_ids)).span
@@ -216,7 +216,7 @@ def _at_once(
     names: tuple[str, str], profile: str, captioner: Captioner, clips: Mapping[str, Clip], batch: int
 ) -> AtOnce:
     begun, tokens = time.perf_counter(), 0
-    with closing(captioner.serve(ReadyClips(clips), batch=batch)) as news:
+    with closing(captioner.client.serve(ReadyClips(clips), batch=batch)) as news:
         for _, one in news:
             if isinstance(one, Exception):
                 raise one

@@ -114,7 +114,7 @@ class Answering:
         asked = wanted(kwargs)
         self.unread.update(asked.unread)
         captioner = self.under(asked.overrides, repeat)
-        what = shown(visual, captioner.profile.video)
+        what = shown(visual, captioner.client.profile.video)
         question: CaptionOptions = {"prompt": context.replace("<image>", "").replace("<video>", "").strip() or None}
         if not isinstance(what, str):
             question["clip"], what = what, name
@@ -127,20 +127,20 @@ class Answering:
     def under(self, overrides: Mapping[str, object], repeat: int = 0) -> Captioner:
         """Return a captioner with ``overrides``, over the loaded models."""
         base = self.captioner
-        profile = profiles.override(base.profile, overrides)
+        profile = profiles.override(base.client.profile, overrides)
         if repeat and profile.generate.temperature > 0:
             profile = profiles.override(profile, {"generate.seed": profile.generate.seed + repeat})
-        if profile == base.profile:
+        if profile == base.client.profile:
             return base
         generate = tuple(profile.generate.model_dump().items())
         if generate not in self._others:
+            setup = base.client.setup
             self._others[generate] = Captioner(
                 profile,
-                base.target.model,
-                base.draft.model if base.draft is not None else None,
-                embedded=base.embedded,
-                describe=base.setup.describe,
-                slot=base.slot,
+                setup.target.model,
+                setup.draft.model if setup.draft is not None else None,
+                describe=setup.describe,
+                slot=setup.slot,
             )
         return self._others[generate]
 

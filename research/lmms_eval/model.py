@@ -74,7 +74,7 @@ class Vidspec(lmms):  # type: ignore[misc, unused-ignore]
 
     def _load(self) -> Answering:
         captioner = Captioner.from_profile(self._profile, overrides=self._overrides)
-        self._device = captioner.target.model.device
+        self._device = captioner.client.setup.target.model.device
         return Answering(captioner)
 
     @property

@@ -32,8 +32,8 @@ STEPS, STEP_S, LAST_S = 7, 0.6, 4.0
 
 
 def one(captioner: Captioner, clip: str, command: Text) -> list[Screen]:
-    state = PanelState(path=Path(clip).name, profile=captioner.profile.name)
-    captioner.estimates_speedup = True
+    state = PanelState(path=Path(clip).name, profile=captioner.client.profile.name)
+    captioner.client.estimates_speedup = True
     found = []
     for event in captioner.stream(clip):
         state.apply(event)
@@ -47,7 +47,7 @@ def one(captioner: Captioner, clip: str, command: Text) -> list[Screen]:
 def many(captioner: Captioner, folder: str, command: Text) -> list[Screen]:
     paths = sorted(Path(folder).glob("*.mp4"))
     tally, states, loads = Tally(total=len(paths)), dict[int, PanelState](), deque[LoopLoad](maxlen=RECENT)
-    for key, said in captioner.serve(Read(captioner, paths), batch=BATCH):
+    for key, said in captioner.client.serve(Read(captioner, paths), batch=BATCH):
         if isinstance(said, LoopLoad):
             loads.append(said)
             continue
@@ -55,7 +55,9 @@ def many(captioner: Captioner, folder: str, command: Text) -> list[Screen]:
             raise said
         assert isinstance(key, int)  # as Read numbers them
         if isinstance(said, Opened):
-            states[key] = PanelState(path=Path(said.path).name, profile=captioner.profile.name, began=time.monotonic())
+            states[key] = PanelState(
+                path=Path(said.path).name, profile=captioner.client.profile.name, began=time.monotonic()
+            )
         states[key].apply(said)
         if isinstance(said, Finished):
             del states[key]
@@ -90,7 +92,7 @@ class Read:
         if not self.left:
             return None
         key, path = self.left.pop(0)
-        return CaptionRequest(path, self.captioner.read(path), key=key)
+        return CaptionRequest(path, self.captioner.client.inputs.read(path), key=key)
 
 
 def shown_name(source: str) -> str:
@@ -104,7 +106,7 @@ def main(source: str, out: str, *options: str) -> None:
     asked = " --format jsonl -o captions.jsonl" if folder else ""
     command = Text(f"$ vidspec caption {shown_name(source)}{asked} --profile sd-attention-chain")
     with Captioner.from_profile("sd-attention-chain") as captioner:
-        captioner.warm_up()
+        captioner.client.warm_up()
         screens = (many if folder else one)(captioner, source, command)
     shown = screens[-1:] if "--still" in options else screens
     width = FOLDER_WIDTH if folder else WIDTH

@@ -95,15 +95,15 @@ def measure(asked: Pareto, say: Callable[[str], None] = lambda _: None) -> dict[
     loaded = LoadedModels(asked.source)
     try:
         every = {name: _contender(loaded, name) for name in asked.contenders}
-        also = profiles.group_equal_profiles({name: one.profile for name, one in every.items() if name != DRAFT})
+        also = profiles.group_equal_profiles({name: one.client.profile for name, one in every.items() if name != DRAFT})
         contenders = {name: one for name, one in every.items() if name == DRAFT or name in also}
         first = asked.contenders[0]
-        if first == DRAFT or not contenders[first].setup.lossless:
+        if first == DRAFT or not contenders[first].client.setup.lossless:
             raise UsageError(f"{first}: the first profile is the baseline and must be lossless", hint="such as ar")
         with tempfile.TemporaryDirectory() as folder:
             clips = clips_of(asked, Path(folder), say)
             path = asked.json or Path(folder) / "results.json"
-            stated = settings(asked, clips, {name: one.profile for name, one in contenders.items()}, also)
+            stated = settings(asked, clips, {name: one.client.profile for name, one in contenders.items()}, also)
             results = ResultsFile(path, stated, _machine(asked, clips, contenders, loaded), overwrite=asked.overwrite)
             if results.stored:
                 say(f"{path}: continuing after {len(results.stored)} records; --overwrite starts over")

@@ -35,7 +35,7 @@ def measure(
     """
     with ExitStack() as stack:
         run = stack.enter_context(open_bench(bench, say, {"generate": generate, "outside": sorted(pythons)}))
-        first = run.captioners[run.baseline].profile
+        first = run.captioners[run.baseline].client.profile
         if generate:
             run.contenders |= {name: one.caption for name, one in generate_peers(run.loaded, first).items()}
         outside = external_peers(run.loaded, pythons, first)

@@ -85,8 +85,8 @@ class ProfileContenderWorker:
 
     def run(self, clips: Sequence[str], batch: int) -> dict[str, object]:
         """Caption a folder of clips; see :func:`caption_folder`."""
-        self.captioner.forget()  # else the previous run's captions would serve as drafts
-        config = how_of(self.captioner.profile, len(clips), batch)
+        self.captioner.client.setup.forget()  # else the previous run's captions would serve as drafts
+        config = how_of(self.captioner.client.profile, len(clips), batch)
         loads, count = TargetPassCounter(), reader_count(config, len(clips))
         readers = [ClipReader(config.timeout, config.stall) for _ in range(count)]
         for reader in readers:
@@ -96,7 +96,7 @@ class ProfileContenderWorker:
         measured = caption_folder(
             lambda jobs: caption_locally(self.captioner, jobs, config, loads, readers),
             clips,
-            self.captioner.profile,
+            self.captioner.client.profile,
             config,
         )
         rows = measured["rows"] / loads.passes if loads.passes else None  # prefill excluded
@@ -106,9 +106,9 @@ class ProfileContenderWorker:
         """Return tokens and seconds of decoding alone; see :class:`~research.peers.steady.SteadyRate`."""
         rates = []
         for group in (clips[first : first + batch] for first in range(0, len(clips), batch)):
-            arrivals = ReadyClips({path: self.captioner.read(path) for path in group})
+            arrivals = ReadyClips({path: self.captioner.client.inputs.read(path) for path in group})
             rate = SteadyRate(len(group))
-            for key, event in self.captioner.serve(arrivals, batch=batch):
+            for key, event in self.captioner.client.serve(arrivals, batch=batch):
                 if isinstance(event, Exception):
                     raise event
                 if isinstance(event, Round):
@@ -120,7 +120,7 @@ class ProfileContenderWorker:
 
     def plain(self, clips: Sequence[str]) -> dict[str, list[int]]:
         """Return the token ids of plain decoding, by clip."""
-        return {path: self.captioner.baseline(path).token_ids for path in clips}
+        return {path: self.captioner.caption(path, plain=True).token_ids for path in clips}
 
     @property
     def functions(self) -> Mapping[str, Callable[..., object]]:

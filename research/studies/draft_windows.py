@@ -74,8 +74,8 @@ def opened(names: Mapping[str, str], changes: Mapping[str, object]) -> Iterator[
             profile, _, gamma = wanted.partition("+gamma=")
             plain = {key: value for key, value in changes.items() if profile != "ar" or key != "models.draft"}
             loaded = profiles.load(profile, {**plain, **({"draft.gamma": int(gamma)} if gamma else {})})
-            draft = None if profile == "ar" or first.draft is None else first.draft.model
-            made[name] = Captioner(loaded, first.target.model, draft)
+            draft = None if profile == "ar" or first.client.setup.draft is None else first.client.setup.draft.model
+            made[name] = Captioner(loaded, first.client.setup.target.model, draft)
         yield made
 
 
@@ -87,8 +87,8 @@ def measure(
     found: dict[str, dict[Path, list[Caption]]] = {name: {clip: [] for clip in clips} for name in captioners}
     for captioner in captioners.values():
         captioner.caption(clips[0], clip=frames[clips[0]])
-        if captioner.setup.pace is not None:
-            captioner.setup.pace = WindowController()
+        if captioner.client.setup.pace is not None:
+            captioner.client.setup.pace = WindowController()
     gc.collect()
     gc.freeze()
     for turn in range(repeats):

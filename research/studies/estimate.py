@@ -54,8 +54,8 @@ def measure(captioner: Captioner, clip: Path, repeats: int) -> Measured | None:
     """Return a clip's figures; None where it has no estimate."""
     found = []
     for _ in range(repeats):
-        captioner.forget()  # or the clip's own text would be the draft
-        before, method, after = captioner.baseline(clip), captioner.caption(clip), captioner.baseline(clip)
+        captioner.client.setup.forget()  # or the clip's own text would be the draft
+        before, method, after = (captioner.caption(clip, plain=alone) for alone in (True, False, True))
         estimated = method.speed.get("estimate")
         measured, control = (speed_against(method, plain)["decode"] for plain in (after, before))
         if estimated and measured and control:
@@ -108,8 +108,8 @@ def main() -> None:
         clips = draw(Path(folder), asked.clips, asked.seed)
         for name in asked.profiles:
             with Captioner.from_profile(name, overrides={"models.pair": asked.pair}) as captioner:
-                captioner.estimates_speedup = True
-                captioner.warm_up()
+                captioner.client.estimates_speedup = True
+                captioner.client.warm_up()
                 gc.freeze()  # garbage collections of loaded objects are no part of decoding
                 each = [measure(captioner, clip, asked.repeats) for clip in clips]
                 for at, clip in enumerate(clips) if asked.cold else ():

@@ -51,8 +51,9 @@ def main() -> None:
     overrides = {"models.pair": asked.pair, "models.dtype": "float32"}
     with tempfile.TemporaryDirectory() as folder, Captioner.from_profile(asked.profile, overrides=overrides) as whole:
         clips = draw(Path(folder), asked.clips, asked.seed)
-        one_token = profiles.override(whole.profile, {"generate.max_new_tokens": 1})
-        first = Captioner(one_token, whole.target.model, whole.draft.model if whole.draft else None, embedded=True)
+        one_token = profiles.override(whole.client.profile, {"generate.max_new_tokens": 1})
+        setup = whole.client.setup
+        first = Captioner(one_token, setup.target.model, setup.draft.model if setup.draft else None)
         for captioner in (first, whole):
             captioner.captions(clips[0], PROMPTS[:2])  # warm-up
         columns = [measured(captioner, clips, asked.repeats) for captioner in (first, whole)]

@@ -65,7 +65,7 @@ def main() -> None:
     wanted = parser.parse_args()
     clip = str(shipped()[0])
     with Captioner.from_profile(wanted.profile, overrides={"models.threads": 1, "draft.gamma": 5}) as captioner:
-        recorder, panel = Recorder(captioner.target.model), PanelState(path=clip, profile=wanted.profile)
+        recorder, panel = Recorder(captioner.client.setup.target.model), PanelState(path=clip, profile=wanted.profile)
         sys.setprofile(recorder)
         try:
             for event in captioner.stream(clip):

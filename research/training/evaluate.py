@@ -75,7 +75,7 @@ def evaluate(
         **{f"{name}_{key}": round(getattr(total(rows), key), 4) for name, rows in scores.items() for key in _MEASURES},
         **{f"{name}_answers": _shares(kinds) for name, kinds in right.items()},
         "tau": round(sum(c["accepted"] for c in counters) / windows, 3),
-        "gamma": both.profile.draft.gamma,
+        "gamma": both.client.profile.draft.gamma,
     }
 
 

@@ -54,7 +54,7 @@ class LoosePair:
         if not profile.concurrent:
             return Captioner(profile, self.target, draft)
         captioner = Captioner(profile, self.target, draft, slot=self.slot)
-        self.slot = captioner.slot
+        self.slot = captioner.client.setup.slot
         return captioner
 
     def caption(self, name, overrides=None):
@@ -92,9 +92,11 @@ def test_nothing_loose_is_plain_decoding(pair, name, overrides):
 
 def audit(captioner, record):
     """What the target wants at each place of the text and its relevance there, from one pass over all of it."""
-    setup, trace = captioner.setup, Trace()
+    setup, trace = captioner.client.setup, Trace()
     prefix = run_to_completion(
-        setup.read(CaptionRequest("", captioner.read(CLIP), captioner.profile.generate.prompt), trace)
+        setup.read(
+            CaptionRequest("", captioner.client.inputs.read(CLIP), captioner.client.profile.generate.prompt), trace
+        )
     )
     state = setup.target.prefill(prefix, len(record.token_ids) + 1, states=True)
     passed = forward(setup.target, state, record.token_ids)
@@ -128,9 +130,9 @@ def test_the_record_names_every_changed_token(pair, name, overrides):
     for one in record.loose["tokens"]:
         assert one["text"] == pair.target.tokenizer.decode([one["token"]])
         assert one["wanted_text"] == pair.target.tokenizer.decode([one["wanted"]])
-        if captioner.profile.accept.rule == "lvspec":
+        if captioner.client.profile.accept.rule == "lvspec":
             assert one["relevance"] == pytest.approx(relevance[one["at"]], abs=1e-4)
-        assert (one["entropy"] is not None) == (captioner.profile.accept.rule in ("fly", "fly_minus"))
+        assert (one["entropy"] is not None) == (captioner.client.profile.accept.rule in ("fly", "fly_minus"))
     jsonschema.validate(record.to_dict(), record_schema())
 
 
@@ -139,7 +141,7 @@ def test_protected_tokens_are_never_changed(pair):
     loose = pair.caption("lvspec", everything).loose["tokens"]
     word = next(one["text"].strip() for one in loose if one["text"].strip().isalpha())
     after = pair.captioner("lvspec", {**everything, "accept.protect": [word]})
-    protected = after.setup.acceptance.strict - pair.target.eos
+    protected = after.client.setup.acceptance.strict - pair.target.eos
     assert protected
     changed = after.caption(CLIP).loose["tokens"]
     assert not {token for one in changed for token in (one["token"], one["wanted"])} & protected

@@ -6,6 +6,7 @@ import pytest
 
 from tests.checkpoints import checkpoint, eagle3, mtp, qwen
 from vidspec.bench.loaded import LoadedModels, ModelSource, profile_labels
+from vidspec.decoding.captioner_models import models_record
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
 
@@ -46,10 +47,10 @@ def test_a_target_of_codes_is_measured_as_one_and_never_silently_otherwise():
 def test_a_draft_is_kept_as_the_profile_has_it():
     loaded = LoadedModels(ModelSource())
     made = {one: loaded.captioner(f"vanilla-sd+draft.precision={one}") for one in ("auto", "int8", "as-target")}
-    drafts = {one: captioner.draft.model for one, captioner in made.items()}
+    drafts = {one: captioner.client.setup.draft.model for one, captioner in made.items()}
     assert drafts["auto"] is loaded.draft and len({id(one) for one in drafts.values()}) == 3
     assert drafts["int8"].decoder.only_bytes > 0 == drafts["as-target"].decoder.only_bytes
-    assert loaded.captioner("specvlm+draft.precision=int8").draft.model is drafts["int8"]
+    assert loaded.captioner("specvlm+draft.precision=int8").client.setup.draft.model is drafts["int8"]
 
 
 def test_a_head_stands_where_a_draft_is_named(tmp_path):
@@ -59,8 +60,8 @@ def test_a_head_stands_where_a_draft_is_named(tmp_path):
     head = str(eagle3.save(tmp_path / "head", settings, weights))
     loaded = LoadedModels(ModelSource(target=target, draft=head, device="cpu"))
     models = {"models.target": target, "models.draft": head}
-    assert loaded.captioner("eagle3", models).models["draft"] == head
-    assert loaded.captioner("ar", models).models["draft"] is None
+    assert models_record(loaded.captioner("eagle3", models).client.setup)["draft"] == head
+    assert models_record(loaded.captioner("ar", models).client.setup)["draft"] is None
     with pytest.raises(UsageError, match="profile vanilla-sd drafts with a model"):
         loaded.captioner("vanilla-sd", models)
     with pytest.raises(UsageError, match="profile eagle3 drafts with a head of the target"):
@@ -72,5 +73,5 @@ def test_a_layer_of_the_target_is_read_once(tmp_path):
     target = str(mtp.save(kind, tmp_path, mtp.tensors(kind)))
     loaded = LoadedModels(ModelSource(target=target, device="cpu"))
     made = [loaded.captioner("mtp", {"models.target": target}) for _ in range(2)]
-    assert made[0].setup.head.model is made[1].setup.head.model
-    assert loaded.captioner("ar", {"models.target": target}).setup.head is None
+    assert made[0].client.setup.head.model is made[1].client.setup.head.model
+    assert loaded.captioner("ar", {"models.target": target}).client.setup.head is None

@@ -7,6 +7,7 @@ import re
 import signal
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,8 +35,7 @@ def piped(vidspec, monkeypatch):
 
 @pytest.fixture
 def session():
-    fake = FakeCaptioner(None)
-    fake.profile = type("Profile", (), {"name": "vanilla-sd"})
+    fake = FakeCaptioner(SimpleNamespace(name="vanilla-sd"))
     return DialogueSession("good.mp4", fake.dialogue("good.mp4"), io.StringIO(), "text", "vanilla-sd")
 
 

@@ -234,7 +234,7 @@ def test_what_is_finished_when_a_run_stops_at_its_failures_is_kept(vidspec, opti
 def test_a_run_begun_in_one_batch_goes_on_in_another(vidspec, clips):
     args = ("caption", clips, "--format", "jsonl", "-o", "out.jsonl")
     vidspec(*args)
-    assert FakeCaptioner.made[0].most > 1
+    assert FakeCaptioner.made[0].client.most > 1
     ran = vidspec(*args, "--ahead", "1", "--ordered", "--batch", "1")
     assert "4 of 4 clips done before" in ran.err and len(FakeCaptioner.made) == 1
 
@@ -243,7 +243,7 @@ def test_a_run_begun_in_one_batch_goes_on_in_another(vidspec, clips):
 def test_plain_decoding_is_timed_alone(vidspec, clips):
     ran = vidspec("caption", clips, "--baseline", "--verify", "--batch", "4", "--format", "jsonl")
     assert "note: --baseline times each clip alone (--batch 1)" in ran.err
-    assert [record["path"] for record in ran.records] == PATHS and FakeCaptioner.made[0].most == 1
+    assert [record["path"] for record in ran.records] == PATHS and FakeCaptioner.made[0].client.most == 1
     assert "times each clip alone" not in vidspec("caption", "good.mp4", "--baseline").err
 
 
@@ -266,8 +266,8 @@ def test_prompts(vidspec):
         (("--prompt", "Why?", "--system", "Be short."), "Why?"),
     ):
         vidspec("caption", "good.mp4", *args)
-        assert FakeCaptioner.made[-1].profile.generate.prompt == prompt
-    assert FakeCaptioner.made[-1].profile.generate.system == "Be short."
+        assert FakeCaptioner.made[-1].client.profile.generate.prompt == prompt
+    assert FakeCaptioner.made[-1].client.profile.generate.system == "Be short."
 
 
 @pytest.mark.sample(quick=3)

@@ -7,13 +7,14 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
 
 from research.world.captions import PROMPTS
 from tests.cli.terminals import Terminal
-from tests.fake_captioner import IDS, TEXT, FakeCaptioner, FakeReader, events, record
+from tests.fake_captioner import IDS, PARTS, TEXT, FakeCaptioner, FakeReader, events, record
 from vidspec import video
 from vidspec.cli.report import print_failure, summary
 from vidspec.cli.start import REAL
@@ -131,7 +132,7 @@ def test_a_failed_clip_is_one_line_without_traceback(vidspec):
 
 
 def test_quiet_prints_failures_only(vidspec, monkeypatch):
-    monkeypatch.setattr(FakeCaptioner, "notes", ["the draft is slow here"], raising=False)
+    monkeypatch.setitem(PARTS, "drafter", SimpleNamespace(note="the draft is slow here"))
     args = ("good.mp4", "b/good.mp4", "--prompt", "Who wins?", "--overwrite")
     ran = vidspec("caption", *args, "-o", "o.jsonl", "--quiet")
     assert [line for line in ran.err.splitlines() if line != "a library prints this"] == [] and ran.code == 0
@@ -282,7 +283,7 @@ def test_options_reach_the_profile(vidspec):
     assert vidspec("caption", "good.mp4", "--start", "1", "--end", "2", *args.split(), *more.split()).code == 0
     (made,) = FakeCaptioner.made
     assert made.calls == [("stream", "good.mp4", 1.0, 2.0)]
-    profile = made.profile
+    profile = made.client.profile
     assert (profile.name, profile.prune.alpha) == ("sd-rand", 0.5)
     models = {
         "pair": None,
@@ -320,7 +321,7 @@ def test_the_default_profile_and_its_variable(vidspec, monkeypatch):
     monkeypatch.setenv("VIDSPEC_PROFILE", "ar")
     vidspec("caption", "good.mp4")
     vidspec("caption", "good.mp4", "-p", "sd-rand")
-    assert [made.profile.name for made in FakeCaptioner.made] == ["vanilla-sd-auto", "ar", "sd-rand"]
+    assert [made.client.profile.name for made in FakeCaptioner.made] == ["vanilla-sd-auto", "ar", "sd-rand"]
 
 
 @pytest.mark.parametrize("options", [(), ("--pair", "embedded-qwen"), ("--target", SHIPPED, "--draft", "b")])
@@ -631,12 +632,12 @@ def test_a_closed_pipe_is_quiet():
 def test_a_target_alone_takes_the_draft_of_vidspec_pairs(vidspec, tmp_path):
     target = "llava-hf/llava-onevision-qwen2-7b-ov-hf"
     ran = vidspec("caption", "good.mp4", "--target", target)
-    draft = FakeCaptioner.made[-1].profile.models.draft
+    draft = FakeCaptioner.made[-1].client.profile.models.draft
     assert ran.code == 0 and draft == "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"
     assert f"note: the draft is {draft}, listed by `vidspec models` (--draft names another)" in ran.err
     assert "note: the draft" not in vidspec("caption", "good.mp4", "--target", target, "--draft", draft).err
     assert vidspec("caption", "good.mp4", "--target", target, "-p", "ar").code == 0
-    assert FakeCaptioner.made[-1].profile.models.draft is None
+    assert FakeCaptioner.made[-1].client.profile.models.draft is None
     config = tmp_path / "config" / "vidspec" / "config.yaml"
     config.parent.mkdir(parents=True)
     config.write_text("models: {draft: mine}\n")
@@ -657,11 +658,11 @@ def test_a_target_alone_without_a_listed_draft_decodes_plainly(vidspec, target):
     Path("own").mkdir()
     Path("own/config.json").write_text('{"model_type": "llava_onevision"}')
     ran = vidspec("caption", "good.mp4", "--target", target)
-    profile = FakeCaptioner.made[-1].profile
+    profile = FakeCaptioner.made[-1].client.profile
     assert (ran.code, profile.name, profile.draft.kind, profile.models.target) == (0, "ar", "none", target)
     assert f"note: no draft is listed for {target}, so it decodes plainly" in ran.err
     assert "no draft is listed" not in vidspec("caption", "good.mp4", "--target", target, "--draft", "small").err
-    assert FakeCaptioner.made[-1].profile.name == "vanilla-sd-auto"
+    assert FakeCaptioner.made[-1].client.profile.name == "vanilla-sd-auto"
     ran = vidspec("caption", "good.mp4", "--target", target, "--set", "draft.gamma=3")
     assert ran.code == 2 and "--draft: is needed" in ran.err
 
@@ -692,7 +693,7 @@ def test_how_a_caption_ended_is_said(vidspec, monkeypatch):
     ran = vidspec("caption", "good.mp4", "--format", "json", "--stop-loops")
     jsonschema.validate(ran.records[0], record_schema())
     assert ran.records[0]["ended"] == "loop" and "5 tokens; ends in a loop" in ran.err
-    assert FakeCaptioner.made[0].profile.generate.stop_loops
+    assert FakeCaptioner.made[0].client.profile.generate.stop_loops
     assert vidspec("caption", "missing.mp4", "--format", "json").records[0]["ended"] is None
 
 

@@ -105,9 +105,9 @@ def test_a_segment_quotes_the_text_and_not_the_template(vidspec):
 
 def test_stop_strings(vidspec):
     assert vidspec("caption", "good.mp4", "--stop", "###", "--stop", "\n\n").code == 0
-    assert FakeCaptioner.made[0].profile.generate.stop == ("###", "\n\n")
+    assert FakeCaptioner.made[0].client.profile.generate.stop == ("###", "\n\n")
     assert vidspec("caption", "good.mp4", "--set", "generate.stop=a, b").code == 0
-    assert FakeCaptioner.made[1].profile.generate.stop == ("a, b",)
+    assert FakeCaptioner.made[1].client.profile.generate.stop == ("a, b",)
     ran = vidspec("caption", "good.mp4", "--stop", "")
     assert (ran.code, ran.err.count("\n")) == (2, 1) and "generate.stop.0: must have at least 1 character" in ran.err
 

@@ -42,7 +42,7 @@ def test_without_a_config_everything_is_the_profile_or_a_default(vidspec):
 
 def test_the_config_gives_profile_pair_and_format(vidspec, config):
     assert vidspec("caption", "good.mp4", "b/good.mp4").records[1]["path"] == "b/good.mp4"
-    (made,) = FakeCaptioner.made
+    made = FakeCaptioner.made[0].client
     assert (made.profile.name, made.profile.models.target, made.profile.models.pair) == ("sd-rand", "big", None)
     assert (made.profile.video.frames, made.profile.generate.max_new_tokens) == (7, 99)
 
@@ -74,12 +74,12 @@ def test_where_each_value_comes_from(vidspec, config, monkeypatch):
 
 def test_flags_and_own_profiles_win_over_the_config(vidspec, config):
     vidspec("caption", "good.mp4", "--pair", "embedded", "--fps", "2", "--format", "text")
-    made = FakeCaptioner.made[-1]
+    made = FakeCaptioner.made[-1].client
     assert (made.profile.models.pair, made.profile.models.target) == ("embedded", None)
     assert (made.profile.video.fps, made.profile.video.frames) == (2.0, None)
     Path("own.yaml").write_text("video: {frames: 3}\nmodels: {pair: embedded}\n")
     vidspec("caption", "good.mp4", "-p", "./own.yaml")
-    made = FakeCaptioner.made[-1]
+    made = FakeCaptioner.made[-1].client
     assert (made.profile.video.frames, made.profile.models.pair) == (3, "embedded")
     assert made.profile.generate.max_new_tokens == 99
 

@@ -39,10 +39,10 @@ def test_a_choice_is_what_captions_come_from(vidspec, config):
     assert ran.code == 0 and TARGET in ran.out and DRAFT in ran.out and str(config) in ran.out
     assert f"`vidspec models get` fetches {TARGET} and {DRAFT}" in ran.err
     assert vidspec("caption", "good.mp4").code == 0
-    models = FakeCaptioner.made[-1].profile.models
+    models = FakeCaptioner.made[-1].client.profile.models
     assert (models.pair, models.target, models.draft) == (None, TARGET, DRAFT)
     assert vidspec("caption", "good.mp4", "--target", OTHER).code == 0  # what is named wins
-    assert FakeCaptioner.made[-1].profile.models.target == OTHER
+    assert FakeCaptioner.made[-1].client.profile.models.target == OTHER
 
 
 @pytest.mark.parametrize("back", ["--none", "embedded"])
@@ -52,7 +52,7 @@ def test_going_back_to_the_demo(vidspec, config, back):
     ran = vidspec("models", "use", back)
     assert ran.code == 0 and "a demo that knows drawn shapes only" in ran.out
     assert not config.read_text().strip()
-    assert vidspec("caption", "good.mp4").code == 0 and FakeCaptioner.made[-1].profile.models.pair == "embedded"
+    assert vidspec("caption", "good.mp4").code == 0 and FakeCaptioner.made[-1].client.profile.models.pair == "embedded"
 
 
 def test_a_built_in_pair_can_be_chosen(vidspec, config):

@@ -84,7 +84,7 @@ def free(monkeypatch, size):
 
 def admitted(made, clips=40):
     """Clips that are begun before any has been read."""
-    with_slabs = made.serve(ReadyClips(clip(key) for key in range(clips)), batch=clips)
+    with_slabs = made.client.serve(ReadyClips(clip(key) for key in range(clips)), batch=clips)
     count = 0
     for _, event in with_slabs:
         if not isinstance(event, Opened):
@@ -96,7 +96,7 @@ def admitted(made, clips=40):
 
 def test_eight_clips_of_64_frames_are_in_flight_within_24_gb_beside_a_7b_and_a_half_b(monkeypatch):
     made = captioner()
-    slabs = [one.model.decoder.slab for one in memory_claims(made.setup, clip(0))]
+    slabs = [one.model.decoder.slab for one in memory_claims(made.client.setup, clip(0))]
     monkeypatch.setattr(
         "vidspec.decoding.admission.free_memory", lambda device: int(24e9) - sum(slab.nbytes for slab in slabs)
     )
@@ -105,9 +105,9 @@ def test_eight_clips_of_64_frames_are_in_flight_within_24_gb_beside_a_7b_and_a_h
 
 def test_what_a_clip_takes():
     made = captioner()
-    target, draft = memory_claims(made.setup, clip(0))
+    target, draft = memory_claims(made.client.setup, clip(0))
     visual = FRAMES * 14**2 + 1
-    text = target.entries - visual - made.setup.room
+    text = target.entries - visual - made.client.setup.room
     assert 0 < text < 100 and draft.entries == target.entries
     for claim, hidden in ((target, 3584), (draft, 896)):
         assert claim.prompt == (2 * visual + text) * hidden * 2  # the visual tokens, and all of the prompt, bfloat16
@@ -118,7 +118,7 @@ def test_what_a_clip_takes():
 
 def test_clips_that_are_being_read_count_with_their_prompts(monkeypatch):
     made = captioner()
-    claims = memory_claims(made.setup, clip(0))
+    claims = memory_claims(made.client.setup, clip(0))
     kept = sum(one.entries * one.model.decoder.slab.entry_bytes for one in claims)
     read = sum(one.prompt for one in claims)
     for count in (1, 3):
@@ -132,7 +132,7 @@ def test_clips_that_are_being_read_count_with_their_prompts(monkeypatch):
 
 
 def test_a_target_that_drafts_takes_its_own_slab_twice():
-    first, second = memory_claims(captioner("self-sd").setup, clip(0))
+    first, second = memory_claims(captioner("self-sd").client.setup, clip(0))
     assert first.model is second.model and first.entries == second.entries and second.prompt == second.tower == 0
 
 
@@ -140,7 +140,9 @@ def test_a_target_that_drafts_takes_its_own_slab_twice():
 def test_a_draft_in_another_process_counts_on_the_device_of_the_target(device, shares):
     profile = profiles.load("parallelvlm", {"video.frames": FRAMES}, env={})
     slot = SimpleNamespace(device=torch.device(device))
-    target, *beside = memory_claims(Captioner(profile, model("7b").with_own_slab(), None, slot=slot).setup, clip(0))
+    target, *beside = memory_claims(
+        Captioner(profile, model("7b").with_own_slab(), None, slot=slot).client.setup, clip(0)
+    )
     assert len(beside) == shares
     for other in beside:  # its slab is not this one
         keys = target.entries * target.model.decoder.slab.entry_bytes
@@ -166,7 +168,7 @@ def test_slabs_on_a_device_are_allocated_once_for_all_that_fit(monkeypatch):
     """Admissions do not move them, which would void captured passes; a longer clip still does."""
     free(monkeypatch, int(24e9))
     made = captioner()
-    claims = memory_claims(made.setup, clip(0))
+    claims = memory_claims(made.client.setup, clip(0))
     slabs = [one.model.decoder.slab for one in claims]
     reserve_memory(claims, 32)
     count, left = divmod(slabs[0].capacity, claims[0].entries)
@@ -181,6 +183,6 @@ def test_slabs_on_a_device_are_allocated_once_for_all_that_fit(monkeypatch):
 
 
 def test_on_a_cpu_nothing_is_allocated_ahead(loaded):
-    claims = memory_claims(loaded.setup, clip(0, frames=4))
+    claims = memory_claims(loaded.client.setup, clip(0, frames=4))
     reserve_memory(claims, 4)
     assert [one.model.decoder.slab.capacity for one in claims] == [0]

@@ -32,7 +32,8 @@ from vidspec.engine.penalties import PenaltyHistory
 from vidspec.engine.rows import HeadState, PrefillResult, Rows
 from vidspec.engine.sampling import Sampling
 from vidspec.events.trace import Trace
-from vidspec.models.eagle3 import Eagle3Decoder, StateProjection, head_config
+from vidspec.models.eagle3 import Eagle3Decoder, StateProjection
+from vidspec.models.eagle3_checkpoint import head_config
 from vidspec.models.loading import load_model
 from vidspec.models.mtp import load_mtp
 from vidspec.models.placement import resolve_placement

@@ -21,7 +21,7 @@ def pair():
 
 def rounds(pair, profile, *, return_probs=True):
     captioner = pair.captioner(profile)
-    captioner.return_probs = return_probs
+    captioner.client.return_probs = return_probs
     events = list(captioner.stream(CLIP))
     assert isinstance(events[-1], Finished) and events[-1].caption.token_ids == pair.plain(CLIP)
     return [event for event in events if isinstance(event, Round)]
@@ -31,8 +31,10 @@ def rounds(pair, profile, *, return_probs=True):
 def expected(pair):
     """From one pass over the whole text."""
     captioner, text = pair.captioner("ar"), pair.plain(CLIP)
-    model, engine = captioner.target.model, captioner.target
-    prefix = model.prefix(model.encode(model.preprocess(captioner.read(CLIP))), captioner.profile.generate.prompt)
+    model, engine = captioner.client.setup.target.model, captioner.client.setup.target
+    prefix = model.prefix(
+        model.encode(model.preprocess(captioner.client.inputs.read(CLIP))), captioner.client.profile.generate.prompt
+    )
     read = engine.prefill(prefix, len(text))
     (passed,) = engine.run([Rows(read.span, text[:-1])])
     logits = torch.cat([read.logits[None], passed.logits])
@@ -57,7 +59,7 @@ def test_nobody_computes_them_unasked(pair, profile):
 
 def test_loose_tokens_have_the_targets_probability_too(pair):
     captioner = pair.captioner("lvspec", {"accept.lam": 1.0})
-    captioner.return_probs = True
+    captioner.client.return_probs = True
     said = [event for event in captioner.stream(CLIP) if isinstance(event, Round)]
     assert all(len(one.probabilities) == len(one.token_ids) for one in said)
     loose = [

@@ -85,7 +85,7 @@ def captions(profile, batch, stop):
     with Captioner.from_profile(profile, overrides={**SETTINGS, "generate.stop": list(stop)}) as captioner:
         found = {
             key: event.caption
-            for key, event in captioner.serve(ReadyClips(named_requests(captioner, sorted(CLIPS))), batch=batch)
+            for key, event in captioner.client.serve(ReadyClips(named_requests(captioner, sorted(CLIPS))), batch=batch)
             if isinstance(event, Finished)
         }
     assert len(found) == 4

@@ -28,10 +28,10 @@ def test_captured_rounds_give_the_same_texts(pair, profile, more):
     with Captioner.from_profile(profile, overrides=settings) as captioner:
         requests = read_requests(captioner, shipped()[:3])
         expected = serve_captions(captioner, requests, 3)
-        captioner.forget()
+        captioner.client.setup.forget()
         taped = tape_passes(captioner)
         found = serve_captions(captioner, requests, 3)
-        captioner.forget()
+        captioner.client.setup.forget()
         alone = serve_captions(captioner, requests[:1], 1)
     assert {key: one.token_ids for key, one in found.items()} == {key: one.token_ids for key, one in expected.items()}
     assert all(alone[key].token_ids == expected[key].token_ids for key in alone)

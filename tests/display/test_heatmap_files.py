@@ -164,7 +164,7 @@ def test_what_cannot_be_drawn_is_refused_before_any_work(tmp_path, monkeypatch, 
 def test_a_real_run(tmp_path):
     """The events of the captioner place every token that it says is kept in each frame."""
     with Captioner.from_profile(profile(**{"video.frames": 5, "generate.max_new_tokens": 2})) as captioner:
-        files = HeatmapFiles(tmp_path / "heat.png", captioner.profile)
+        files = HeatmapFiles(tmp_path / "heat.png", captioner.client.profile)
         files.begin(1, str(shipped()[0]), 1)
         for event in captioner.stream(shipped()[0]):
             files.event(1, event)

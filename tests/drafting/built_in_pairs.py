@@ -31,7 +31,7 @@ class BuiltInPair:
     def texts(self, captioner, batch):
         for path in map(str, shipped()[:CLIPS]):
             if path not in self.clips:
-                self.clips[path] = captioner.read(path)
+                self.clips[path] = captioner.client.inputs.read(path)
         requests = [CaptionRequest(path, clip, key=path) for path, clip in self.clips.items()]
         records = serve_captions(captioner, requests, batch)
         captioner.close()

@@ -56,7 +56,7 @@ def test_texts_are_those_of_plain_decoding(pairs, shapes, name, way):
 def test_drawn_texts_are_those_of_plain_decoding(pairs, shapes, batch):
     pair = pairs("embedded")
     captioner = pair.captioner("sd-adaptive-tree", **DRAWN)
-    assert captioner.profile.token_for_token
+    assert captioner.client.profile.token_for_token
     assert pair.texts(captioner, batch)[0] == pair.alone(**DRAWN) != pair.alone()
     assert any(one.width > 1 for one in shapes)
 

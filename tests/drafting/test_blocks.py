@@ -159,7 +159,7 @@ def test_texts_are_those_of_plain_decoding(pairs, family):
         assert pair.texts(pair.captioner(), batch) == plain
     assert pair.texts(pair.captioner(**{"draft.gamma": "auto"}), 16) == plain
     drawn = {"generate.temperature": 0.7, "generate.seed": 5, "draft.gamma": "auto"}
-    assert pair.captioner(**drawn).profile.token_for_token
+    assert pair.captioner(**drawn).client.profile.token_for_token
     expected = pair.texts(pair.captioner("ar", **{**drawn, "draft.gamma": 5}), 1)
     assert expected != plain and pair.texts(pair.captioner(**drawn), 4) == expected
 

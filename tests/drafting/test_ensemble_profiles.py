@@ -143,9 +143,9 @@ def test_a_captioner_of_the_hub(pair):
     captioner = Captioner(profile, *pair, describe=describe)
     record = captioner.caption(CLIP)
     assert record.ensemble["captioner"] == str(folder)
-    assert record.ensemble["caption"] == describe(captioner.read(CLIP)) and record.timings["caption"] > 0
-    assert captioner.baseline(CLIP).token_ids == record.token_ids
-    captioner.warm_up()
+    assert record.ensemble["caption"] == describe(captioner.client.inputs.read(CLIP)) and record.timings["caption"] > 0
+    assert captioner.caption(CLIP, plain=True).token_ids == record.token_ids
+    captioner.client.warm_up()
 
 
 def test_a_captioner_of_the_hub_works_beside_the_targets_prefill(pair, monkeypatch):
@@ -210,10 +210,12 @@ def test_other_clips_draft_while_the_draft_captions_one(pair):
     alone = [Captioner(load("tabed-mtcp", settings), *pair).caption(path) for path in paths[: len(shipped())]] * 2
     torch.set_num_threads(threads)
     captioner = Captioner(load("tabed-mtcp", settings), *pair)
-    assert captioner.setup.describe.engine.model.decoder.slab is not pair[1].decoder.slab
-    waiting = [CaptionRequest(path, captioner.read(path), key=number) for number, path in enumerate(paths)]
+    assert captioner.client.setup.describe.engine.model.decoder.slab is not pair[1].decoder.slab
+    waiting = [
+        CaptionRequest(path, captioner.client.inputs.read(path), key=number) for number, path in enumerate(paths)
+    ]
     found = {}
-    for key, said in captioner.serve(ReadyClips(waiting), batch=3):
+    for key, said in captioner.client.serve(ReadyClips(waiting), batch=3):
         if isinstance(said, Finished):
             found[key] = said.caption
     assert [found[number].token_ids for number in range(len(paths))] == [one.token_ids for one in alone]
@@ -230,7 +232,7 @@ def test_a_captioner_that_fails(pair, monkeypatch):
         patch.setattr(HubCaptioner, "__call__", described)
         with pytest.raises(RuntimeError, match="no such kernel"):
             captioner.caption(CLIP)
-    assert captioner.caption(CLIP).caption == captioner.baseline(CLIP).caption
+    assert captioner.caption(CLIP).caption == captioner.caption(CLIP, plain=True).caption
 
 
 @pytest.mark.full

@@ -6,6 +6,7 @@ from tests.tiers import full_but, in_turn
 from vidspec.bench.measure import ProfileContender
 from vidspec.bench.turns import measure_in_turns
 from vidspec.config import profiles
+from vidspec.decoding.captioner_models import notes_on
 from vidspec.drafting.memory_file import MemoryFile
 from vidspec.embedded.samples import shipped
 from vidspec.errors import OutputError, ProfileError, UsageError
@@ -51,7 +52,7 @@ def test_texts_are_those_of_plain_decoding(pairs, pair, way):
 def test_drawn_texts_are_those_of_plain_decoding(pairs, profile):
     """Whatever neighbours wrote, and whoever proposed."""
     pair = pairs("embedded")
-    assert pair.captioner(profile, **DRAWN, **{"draft.gamma": 4}).profile.token_for_token
+    assert pair.captioner(profile, **DRAWN, **{"draft.gamma": 4}).client.profile.token_for_token
     for batch in (1, 8):
         assert pair.texts(pair.captioner(profile, **DRAWN, **{"draft.gamma": 4}), batch)[0] == pair.alone(**DRAWN)
     assert pair.alone(**DRAWN) != pair.alone()
@@ -77,9 +78,9 @@ def test_a_memory_makes_the_next_run_faster(pairs, tmp_path, profile):
 @pytest.mark.parametrize("profile", ["suffix", "hybrid"])
 def test_a_damaged_memory_is_told(pairs, tmp_path, profile):
     pair, file = pairs("embedded"), tmp_path / "captions"
-    assert pair.captioner(profile, **{"draft.memory": str(file)}).notes == ()
+    assert notes_on(pair.captioner(profile, **{"draft.memory": str(file)}).client.setup) == ()
     file.write_bytes(b"vidspec memory 1 cut")
-    assert pair.captioner(profile, **{"draft.memory": str(file)}).notes == (
+    assert notes_on(pair.captioner(profile, **{"draft.memory": str(file)}).client.setup) == (
         f"draft.memory: {file}: was damaged, and begins anew",
     )
 

@@ -14,6 +14,7 @@ from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.bench.bandwidth import pass_bytes
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
+from vidspec.decoding.captioner_models import models_record
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.target import Target
 from vidspec.drafting.chain import ChainDrafter
@@ -72,7 +73,7 @@ def test_it_takes_no_second_prefill_and_no_second_cache(pair):
         record, slab = captioner.caption(CLIP), pair.target.decoder.slab
         assert "draft_prefill" not in record.timings and "draft_prefill" not in record.trace.totals()
         assert record.models["draft"] is None and record.lossless
-        engine = captioner.setup.self_draft
+        engine = captioner.client.setup.self_draft
     assert engine.model.decoder.slab is slab and engine.model is pair.target.quantised_copy("int8")
     copies, weights = engine.model.decoder.packed_bytes, sum(p.nbytes for p in pair.target.language.layers.parameters())
     assert 0 < copies < 0.6 * weights  # of small layers scales are a good part
@@ -122,8 +123,10 @@ def test_a_target_of_codes_is_what_lossless_means_then(folder, pair, weights, de
         settings = {"models.target": str(folder), "models.weights": weights, "models.decoder": decoder}
         settings |= {"generate.max_new_tokens": 40, "models.device": "cpu", **more}
         with Captioner.from_profile(profiles.load(name, settings, env={})) as captioner:
-            assert sum(layer.nbytes for layer in captioner.target.model.language.layers.parameters()) < 10**4
-            model = captioner.target.model
+            assert (
+                sum(layer.nbytes for layer in captioner.client.setup.target.model.language.layers.parameters()) < 10**4
+            )
+            model = captioner.client.setup.target.model
             # A tied table is looked up in and not multiplied with: its codes are read in its place.
             assert model.decoder.only_bytes < pass_bytes(model) < model.decoder.only_bytes + 2 * 10**4
             assert pass_bytes(model) < 0.4 * pass_bytes(pair.target)
@@ -131,7 +134,7 @@ def test_a_target_of_codes_is_what_lossless_means_then(folder, pair, weights, de
 
     plain, drafted = captioned("ar"), captioned("self-int4" if decoder == "fused" else "self-sd")
     assert plain.token_ids == drafted.token_ids and drafted.counters["accepted"] > 0
-    assert plain.models["weights"] == weights and pair.captioner("ar").models["weights"] is None
+    assert plain.models["weights"] == weights and models_record(pair.captioner("ar").client.setup)["weights"] is None
 
 
 @pytest.mark.full
@@ -140,8 +143,8 @@ def test_a_draft_model_of_codes(folder, pair, precision):
     settings = {"models.target": str(folder), "models.draft": pair.draft.source, "models.device": "cpu"}
     settings |= {"generate.max_new_tokens": 40, "draft.precision": precision}
     with Captioner.from_profile(profiles.load("vanilla-sd", settings, env={})) as captioner:
-        record, decoder = captioner.caption(CLIP), captioner.draft.model.decoder
-        assert captioner.target.model.decoder.packed_bytes == 0
+        record, decoder = captioner.caption(CLIP), captioner.client.setup.draft.model.decoder
+        assert captioner.client.setup.target.model.decoder.packed_bytes == 0
     assert record.token_ids == pair.plain(CLIP) and record.counters["accepted"] > 0 and decoder.packed_bytes > 0
 
 

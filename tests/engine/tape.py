@@ -68,7 +68,7 @@ class TapedPasses(ReplayedPasses):
 
 def tape_passes(captioner: Captioner) -> list[TapedPasses]:
     """Tape the passes of all models of a captioner from now on."""
-    setup = captioner.setup
+    setup = captioner.client.setup
     engines = setup.target, setup.draft, setup.head, setup.self_draft
     decoders = {id(engine.model.decoder): engine.model.decoder for engine in engines if engine is not None}
     for decoder in decoders.values():

@@ -50,7 +50,10 @@ def test_same_tokens_as_plain_decoding(loaded, name, clips):
     captioner = loaded.captioner(name, SHORT)
     for clip, plain in loaded.plain.items():
         apart = logit_gap(
-            captioner, CaptionRequest(clip, clips[clip]), plain, captioner.caption(clip, clip=clips[clip]).token_ids
+            captioner.client,
+            CaptionRequest(clip, clips[clip]),
+            plain,
+            captioner.caption(clip, clip=clips[clip]).token_ids,
         )
         assert apart <= tie_limit(loaded.target.dtype, loaded.target.device)
 
@@ -63,4 +66,4 @@ def test_float32_equals_the_cpu(pair, clips):
     )
     for name, clip in clips.items():
         one, other = (captioner.caption(name, clip=clip).token_ids for captioner in (here, there))
-        assert logit_gap(here, CaptionRequest(name, clip), one, other) <= EPSILON
+        assert logit_gap(here.client, CaptionRequest(name, clip), one, other) <= EPSILON

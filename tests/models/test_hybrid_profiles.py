@@ -78,12 +78,12 @@ def test_admission_counts_states(pair, monkeypatch):
     plain, drafted = captioner(pair, "ar"), captioner(pair, "vanilla-sd")
     request = CaptionRequest("", video.Clip.of(np.zeros((8, 40, 60, 3), np.uint8), range(8)))
     decoder, draft = pair[0].decoder, pair[1].decoder
-    tokens = pair[0].visual_tokens(8, 40, 60) + pair[0].text_tokens(plain.profile.generate.prompt)
-    (claim,) = memory_claims(plain.setup, request)
-    assert claim.entries == tokens + plain.setup.room and claim.tower > claim.prompt > 0
-    both = memory_claims(drafted.setup, request)
+    tokens = pair[0].visual_tokens(8, 40, 60) + pair[0].text_tokens(plain.client.profile.generate.prompt)
+    (claim,) = memory_claims(plain.client.setup, request)
+    assert claim.entries == tokens + plain.client.setup.room and claim.tower > claim.prompt > 0
+    both = memory_claims(drafted.client.setup, request)
     assert [one.model.decoder for one in both] == [decoder, draft]
-    assert {one.entries for one in both} == {tokens + drafted.setup.room}
+    assert {one.entries for one in both} == {tokens + drafted.client.setup.room}
     for one, states in ((claim, decoder.state_bytes), (both[1], draft.state_bytes)):
         taken = one.prompt + one.tower + one.model.decoder.slab.growth_bytes(one.entries) + states
         for free, enough in ((taken, True), (taken - 1, False)):

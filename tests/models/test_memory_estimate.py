@@ -31,12 +31,12 @@ def test_the_tower_stays_in_its_budget_but_for_a_large_frame(steps, rows, expect
 def test_a_listed_model_counts_as_a_loaded_one():
     """Keys and values of LLaVA-OneVision 7B, from the published facts and from the model."""
     load, made = MemoryWorkload(FRAMES, (384, 384), 512, "bfloat16"), captioner()
-    model = made.target.model
+    model = made.client.setup.target.model
     loaded = load.memory(sizes_of(type(model), model.model, model.decoder, model.device), model.frame_rule)
     listed = KnownModel("", "llava_onevision", layers=28, kv_heads=4, head_dim=128)
     assert loaded.kv == listed.kv_bytes(load)
-    claim = memory_claims(made.setup, clip(0))[0]
-    text = claim.entries - model.visual_tokens(FRAMES, 384, 384) - made.setup.room
+    claim = memory_claims(made.client.setup, clip(0))[0]
+    text = claim.entries - model.visual_tokens(FRAMES, 384, 384) - made.client.setup.room
     assert loaded.prompt - claim.prompt == (PROMPT - text) * 3584 * 2 and loaded.tower == claim.tower
     one = model.clip_memory((1, 384, 384), 197, 220, 512)
     assert one.tower == 27**2 * SIZES_OF_A_ROW, "one frame is below the budget"

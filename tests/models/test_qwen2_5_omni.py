@@ -196,10 +196,10 @@ def test_profiles_are_exact(pair, clips):
 def test_by_sight_alone(pair, clips):
     """Without its sound a clip is captioned as if it had none."""
     deaf = captioner(pair, "specvlm", audio=False)
-    assert deaf.max_sound_s is None and captioner(pair, "specvlm").max_sound_s == 12
+    assert deaf.client.inputs.max_sound_s is None and captioner(pair, "specvlm").client.inputs.max_sound_s == 12
     record = deaf.caption(clips[0])
-    assert record.counters["audio_tokens"] == 0 and deaf.read(clips[0]).sound is None
-    silent = captioner(pair, "ar").caption("", clip=deaf.read(clips[0]))
+    assert record.counters["audio_tokens"] == 0 and deaf.client.inputs.read(clips[0]).sound is None
+    silent = captioner(pair, "ar").caption("", clip=deaf.client.inputs.read(clips[0]))
     assert record.token_ids == silent.token_ids != captioner(pair, "ar").caption(clips[0]).token_ids
 
 
@@ -209,8 +209,8 @@ def test_sound_comes_through_the_reader(pair, clips):
     try:
         for path in (clips[0], clips[-1]):
             ours, theirs = (
-                hearing.read(path),
-                reader.read(path, None, None, {"frames": 4, "sound": hearing.max_sound_s}),
+                hearing.client.inputs.read(path),
+                reader.read(path, None, None, {"frames": 4, "sound": hearing.client.inputs.max_sound_s}),
             )
             assert np.array_equal(ours.frames, theirs.frames)
             assert (ours.sound is None) == (theirs.sound is None) == (path == clips[-1])

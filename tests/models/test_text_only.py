@@ -93,7 +93,9 @@ def test_it_reads_the_targets_prompt_with_a_newline_for_the_video(folders, tmp_p
     draft.template = "{{ messages }}"
     captioner = Captioner(load("onsd", FEW, env={}), target, draft)
     captioner.caption(shipped()[0], prompt="What moves?", system=system)
-    shown = target.prefix(target.encode(target.preprocess(captioner.read(shipped()[0]))), "What moves?", system)
+    shown = target.prefix(
+        target.encode(target.preprocess(captioner.client.inputs.read(shipped()[0]))), "What moves?", system
+    )
     text = target.tokenizer.decode(shown.token_ids)
     text = text.replace("<video>" * len(shown.visual), "\n")
     expected = target.tokenizer.encode(text, add_special_tokens=False)
@@ -107,9 +109,9 @@ def test_a_draft_in_another_process_reads_the_targets_prompt_too(folders, monkey
     names = {"models.pair": None, "models.target": folders["target"], "models.draft": folders["draft"]}
     beside = {**FEW, **names, "schedule.kind": "parallel", "models.device": "cpu", "models.threads": 1}
     with Captioner.from_profile("onsd", overrides=beside) as captioner:
-        captioner.target.model.template = ODD
+        captioner.client.setup.target.model.template = ODD
         captioner.caption(shipped()[0], prompt="What moves?")
-        expected = captioner.target.model.text_ids("\n", "What moves?")
+        expected = captioner.client.setup.target.model.text_ids("\n", "What moves?")
     (order,) = [one for one in sent if isinstance(one, OpenClip)]
     assert order.texts == {"\n": expected}
     clip = DraftClip(order, Engine(loading.load_model(folders["draft"], WHERE, text=True)), lambda result: None)
@@ -141,8 +143,8 @@ def test_it_drafts_without_the_video_and_the_text_is_the_targets(target, folders
     plain = Captioner(load("ar", FEW, env={}), target, None).caption(shipped()[0])
     profile = load("onsd", {**FEW, "draft.topology": topology}, env={})
     captioner = Captioner(profile, target, draft)
-    clip = captioner.read(shipped()[0])
-    captioner.prepare(clip)  # nothing is made ready for a draft that looks at nothing
+    clip = captioner.client.inputs.read(shipped()[0])
+    captioner.client.inputs.vision.prepare(clip)  # nothing is made ready for a draft that looks at nothing
     found = captioner.caption(shipped()[0], clip=clip)
     assert found.token_ids == plain.token_ids and found.counters["drafted"] and found.counters["draft_forwards"]
     assert found.models["draft"] == folders["draft"]

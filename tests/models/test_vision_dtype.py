@@ -76,7 +76,7 @@ def test_captions_are_written_from_it(machine, tmp_path):
     overrides = {"models.target": str(make.assemble("fp8", tmp_path)), "models.device": "cpu"}
     overrides |= {"models.dtype": "bfloat16", "video.frames": 2, "generate.max_new_tokens": 4}
     with Captioner.from_profile("self-specvlm", overrides=overrides) as captioner:
-        assert captioner.target.model.vision_dtype is torch.float32
+        assert captioner.client.setup.target.model.vision_dtype is torch.float32
         assert captioner.caption(shipped()[0]).token_ids
 
 

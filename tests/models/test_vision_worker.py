@@ -78,17 +78,17 @@ def test_a_captioner_does_without_it(models, clip, end, monkeypatch):
     captioner = Captioner(profiles.load("vanilla-sd", settings, env={}), *models)
     if not is_available(models):
         pytest.skip("needs Linux and two cores")
-    captioner.start_vision_worker()
-    process = captioner._vision.worker.process
+    captioner.client.inputs.vision.start_worker()
+    process = captioner.client.inputs.vision.worker.process
     expected = captioner.caption("clip", clip=clip).token_ids
-    held = captioner.prepare(clip)
+    held = captioner.client.inputs.vision.prepare(clip)
     assert held > 0 and captioner.caption("clip", clip=clip).token_ids == expected
     monkeypatch.setattr(vision_worker, "PATIENCE", 0.5)
     os.kill(process.pid, signal.SIGKILL if end == "kill" else signal.SIGSTOP)
     for _ in range(2):
-        assert captioner.prepare(clip) == held
+        assert captioner.client.inputs.vision.prepare(clip) == held
         assert captioner.caption("clip", clip=clip).token_ids == expected
-    assert not captioner._vision.worker.alive and not alive(process.pid)
+    assert not captioner.client.inputs.vision.worker.alive and not alive(process.pid)
     captioner.close()
 
 
@@ -99,9 +99,9 @@ def test_it_ends_with_the_captioner(models):
         pytest.skip("needs Linux and two cores")
     settings = {"models.pair": None, "models.target": "t", "models.draft": "d"}
     captioner = Captioner(profiles.load("ar", settings, env={}), models[0], None)
-    captioner.start_vision_worker()
-    captioner.start_vision_worker()
-    pid = captioner._vision.worker.process.pid
+    captioner.client.inputs.vision.start_worker()
+    captioner.client.inputs.vision.start_worker()
+    pid = captioner.client.inputs.vision.worker.process.pid
     captioner.close()
     deadline = time.monotonic() + 5
     while alive(pid) and time.monotonic() < deadline:

@@ -61,7 +61,7 @@ def captioner(pair, profile, **settings):
 
 @pytest.mark.parametrize(("profile", "options"), OPTIONS.items())
 def test_options_of_the_profile_arrive(pair, profile, options):
-    assert options.items() <= vars(captioner(pair, profile).setup.pruner).items()
+    assert options.items() <= vars(captioner(pair, profile).client.setup.pruner).items()
 
 
 def test_options_are_those_the_constructor_names():
@@ -96,13 +96,13 @@ def test_only_what_a_pruner_needs_is_observed(pair, method, monkeypatch):
     if taps:
         observed |= {f"attention@{block}" for block in taps.attention_at} | ({"attention"} if taps.attention else set())
         assert set(taps.states) == set(taps.hidden) and set(taps.block_scores) == set(taps.attention_at)
-    assert observed == one.setup.pruner.needs - {"features"} and of_draft is None
+    assert observed == one.client.setup.pruner.needs - {"features"} and of_draft is None
     (signals,) = given
     n = record.counters["visual_tokens"]
     assert record.counters["visual_tokens_kept"] == kept_count(n, 0.7) == sum(record.kept_per_frame)
-    assert (signals.attention is None) == ("attention" not in one.setup.pruner.needs)
+    assert (signals.attention is None) == ("attention" not in one.client.setup.pruner.needs)
     for layer, states in signals.hidden.items():
-        assert f"hidden@{layer}" in one.setup.pruner.needs and states.shape[0] == record_length(signals)
+        assert f"hidden@{layer}" in one.client.setup.pruner.needs and states.shape[0] == record_length(signals)
 
 
 def record_length(signals):
@@ -139,8 +139,8 @@ def test_what_the_softmax_runs_over_is_watched(pair):
     prefix = SimpleNamespace(text_rows_after_video=torch.tensor([9]), visual=SimpleNamespace(index=torch.arange(4)))
     for keys, need in (("all", "attention"), ("visual", "visual_attention")):
         one = captioner(pair, "sd-attention", **{"prune.keys": keys})
-        assert one.setup.needs == {need}
-        taps = make_taps(one.setup.needs, prefix)
+        assert one.client.setup.needs == {need}
+        taps = make_taps(one.client.setup.needs, prefix)
         assert taps.attention and taps.keys == keys
         assert one.caption(shipped()[0]).token_ids
     with pytest.raises(ValueError, match="exclude each other"):

@@ -352,13 +352,13 @@ def test_one_row_against_six(captioner, monkeypatch):
     records = {name: captioner.caption(name, clip=clip) for name, clip in clips.items()}
     found = folder.disagreement(("embedded", "float32"), captioner, records, clips)
     assert (found.places, found.differ) == (8, 0) and found.apart < 1e-4
-    run = captioner.target.run
+    run = captioner.client.setup.target.run
 
     def wrong(batch):
         passed = run(batch)
         return [one._replace(logits=-one.logits) if len(one.logits) == 6 else one for one in passed]
 
-    monkeypatch.setattr(captioner.target, "run", wrong)
+    monkeypatch.setattr(captioner.client.setup.target, "run", wrong)
     found = folder.disagreement(("embedded", "float32"), captioner, records, clips)
     assert found.differ == 6 and found.apart > 0.5
 

@@ -56,9 +56,9 @@ def test_what_becomes_of_a_clip_is_as_if_it_were_alone(captioner, batch):
     names = [f"{number}/{kind}.mp4" for number, kind in enumerate(KINDS * 3)]
     found = captioned(captioner, names, JobConfig(batch=batch, verify=True, total=len(names)))
     assert sorted(one.job.path for one in found) == sorted(names)
-    assert captioner.most == 1 if batch == 1 else 1 < captioner.most <= 4
+    assert captioner.client.most == 1 if batch == 1 else 1 < captioner.client.most <= 4
     for one in found:
-        (alone,) = captioned(FakeCaptioner(captioner.profile), [one.job.path], JobConfig(verify=True))
+        (alone,) = captioned(FakeCaptioner(captioner.client.profile), [one.job.path], JobConfig(verify=True))
         assert alone.caption.to_dict() == one.caption.to_dict() and type(alone.error) is type(one.error)
 
 
@@ -143,7 +143,7 @@ def test_clips_that_cannot_be_read_are_heard_of_before_the_rest_is_read(captione
 
 
 def test_a_captioner_that_ends_too_soon_is_a_bug(captioner):
-    captioner.serve = lambda *_, **__: iter(())
+    captioner.client.serve = lambda *_, **__: iter(())
     with pytest.raises(RuntimeError, match="before it had taken a clip"):
         captioned(captioner, ["good.mp4", "2/good.mp4"], JobConfig())
 

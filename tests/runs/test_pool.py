@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.fake_captioner import FakeCaptioner
+from tests.fake_captioner import FakeCaptioner, FakeVision
 from tests.fake_captioner import record as captioned
 from tests.runs.test_reading import alive
 from vidspec.config import profiles
@@ -185,7 +185,7 @@ def test_a_replica_without_models_ends_the_run(tasks):
 def test_nothing_is_prepared_ahead_where_times_are_compared(monkeypatch, baseline):
     """As in this process."""
     prepared, messages = [], []
-    monkeypatch.setattr(FakeCaptioner, "prepare", lambda self, clip: prepared.append(clip) or 0, raising=False)
+    monkeypatch.setattr(FakeVision, "prepare", lambda self, clip: prepared.append(clip) or 0)
     config = replace(CONFIG, baseline=baseline)
     jobs = iter([Job(str(shipped()[0])), None])
     channel = SimpleNamespace(receive=lambda: next(jobs), send=messages.append)
@@ -313,7 +313,7 @@ def test_a_captioner_sees_its_group_alone(monkeypatch):
     monkeypatch.setattr("vidspec.runs.replicas.spawn", lambda *args, **more: begun.append((args, more)))
     _Replicas(FACTORY, CONFIG).start(DeviceGroup(visible="2,3", threads=5))
     ((_, factory, _, group), more) = begun[0]
-    assert more["env"] == {"CUDA_VISIBLE_DEVICES": "2,3"} and factory.make(group).profile.models.threads == 5
+    assert more["env"] == {"CUDA_VISIBLE_DEVICES": "2,3"} and factory.make(group).client.profile.models.threads == 5
 
 
 def test_the_clips_of_a_shard_go_to_one_worker_and_are_drawn_when_it_is_its_turn():

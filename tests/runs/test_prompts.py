@@ -72,7 +72,7 @@ def test_several_clips(batch):
     for path in ("a.mp4", "b.mp4"):
         of_one = [one for one in found if one.job.path == path]
         assert kinds(of_one) == [(0, False, None), (1, False, None), (2, True, None)]
-    assert sorted(captioner.begun) == sorted(2 * PROMPTS) and captioner.most == batch
+    assert sorted(captioner.begun) == sorted(2 * PROMPTS) and captioner.client.most == batch
 
 
 @pytest.mark.parametrize("when", [InputsReleased, Finished])

@@ -117,7 +117,8 @@ def test_sound_is_read_for_a_captioner_with_audio_input(monkeypatch, seconds):
     asked, slow = [], SlowReader()
     monkeypatch.setattr(slow, "read", lambda path, start, end, video, check=None: asked.append(video))
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
-    captioner.max_sound_s, captioner.gpu = seconds, 1
+    inputs = captioner.client.inputs
+    inputs.max_sound_s, inputs.gpu = seconds, 1
     list(caption_locally(captioner, jobs_of("good.mp4"), JobConfig(video={"frames": 3}), readers=[slow]))
     assert asked == [{"frames": 3, "sound": seconds, "gpu": 1}]
 
@@ -498,9 +499,9 @@ def test_preprocessing_is_done_ahead_and_counts(monkeypatch):
     assert sizes == [1500, 1000, 0, 1500]
     monkeypatch.setattr("vidspec.runs.local.ClipReader", lambda timeout, stall: SlowReader())
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
-    captioner.prepare = prepare
+    captioner.client.inputs.vision.prepare = prepare
     list(caption_locally(captioner, jobs_of("good.mp4", "2/good.mp4"), JobConfig(batch=1)))
-    assert [asked["clip"] for asked in captioner.asked] == prepared[3:] and captioner.has_vision_worker
+    assert [asked["clip"] for asked in captioner.asked] == prepared[3:] and captioner.client.inputs.vision.started
     list(caption_locally(captioner, jobs_of("good.mp4", "2/good.mp4"), JobConfig(batch=1, baseline=True)))
     assert len(prepared) == 5, "times that are compared must not lack it"
 
@@ -625,7 +626,7 @@ def test_context_quotes_the_segment_before(monkeypatch, batch):
         assert TEXT in prompts[path, 2.0]
         mine = [outcome.job for outcome in done if outcome.job.path == path]
         assert [work.segment for work in mine] == [0, 1, 2] and [work.is_last for work in mine] == [False, False, True]
-    assert captioner.most == min(batch, 3)
+    assert captioner.client.most == min(batch, 3)
 
 
 def test_a_caption_that_takes_too_long_fails_and_its_neighbours_do_not(monkeypatch):

@@ -23,29 +23,33 @@ def captioner():
 
 
 def test_the_gap_where_two_captions_part(captioner):
-    request = CaptionRequest(str(CLIP), captioner.read(CLIP))
+    request = CaptionRequest(str(CLIP), captioner.client.inputs.read(CLIP))
     ids = list(captioner.caption(CLIP).token_ids)
-    assert ties.logit_gap(captioner, request, ids, ids) == 0
-    assert ties.logit_gap(captioner, request, ids, ids[:5]) == float("inf")
+    assert ties.logit_gap(captioner.client, request, ids, ids) == 0
+    assert ties.logit_gap(captioner.client, request, ids, ids[:5]) == float("inf")
     wrong = [*ids[:5], ids[5] + 1, 7]
     assert (
-        ties.logit_gap(captioner, request, ids, wrong) == ties.logit_gap(captioner, request, wrong, ids) > ties.EPSILON
+        ties.logit_gap(captioner.client, request, ids, wrong)
+        == ties.logit_gap(captioner.client, request, wrong, ids)
+        > ties.EPSILON
     )
-    assert ties.logit_gap(captioner, request, ids, [ids[0] + 1]) > ties.EPSILON
-    assert not ties.is_near_tie(captioner, request, ids, wrong)
+    assert ties.logit_gap(captioner.client, request, ids, [ids[0] + 1]) > ties.EPSILON
+    assert not ties.is_near_tie(captioner.client, request, ids, wrong)
 
 
 def test_the_gap_is_that_of_penalised_logits(captioner):
-    request = CaptionRequest(str(CLIP), captioner.read(CLIP))
+    request = CaptionRequest(str(CLIP), captioner.client.inputs.read(CLIP))
     few = {"generate.no_repeat_ngram": 1, "generate.max_new_tokens": 8, "video.frames": 2}
     profile = profiles.load("ar", few, env={})
-    penalised = Captioner(profile, captioner.target.model, None)
+    penalised = Captioner(profile, captioner.client.setup.target.model, None)
     ids = list(penalised.caption(CLIP).token_ids)
     again = [*ids[:5], ids[0]]
     assert (
-        ties.logit_gap(penalised, request, ids, again) == float("inf") > ties.logit_gap(captioner, request, ids, again)
+        ties.logit_gap(penalised.client, request, ids, again)
+        == float("inf")
+        > ties.logit_gap(captioner.client, request, ids, again)
     )
-    assert ties.logit_gap(penalised, request, ids, [*ids[:5], ids[5] + 1]) < float("inf")
+    assert ties.logit_gap(penalised.client, request, ids, [*ids[:5], ids[5] + 1]) < float("inf")
 
 
 @pytest.mark.sample(quick=1)
@@ -54,15 +58,15 @@ def test_the_gap_is_that_of_penalised_logits(captioner):
 )
 def test_verify(monkeypatch, tmp_path, dtype, epsilon, passes):
     """Plain decoding's fifth token is another; with a wide bound that is a near-tie."""
-    baseline = Captioner.baseline
+    caption = Captioner.caption
 
     def another(self, path, **asked):
-        plain = baseline(self, path, **asked)
+        plain = caption(self, path, **asked)
         ids = list(plain.token_ids)
         ids[4] += 1
         return replace(plain, token_ids=ids)
 
-    monkeypatch.setattr(Captioner, "baseline", another)
+    monkeypatch.setattr(Captioner, "caption", another)
     monkeypatch.setattr(ties, "EPSILON", epsilon)
     out = tmp_path / "out.json"
     few = ["--profile", "ngram", "--dtype", dtype, "--frames", "2", "--max-new-tokens", "8"]

@@ -65,8 +65,10 @@ def test_turns_behind_one_that_is_asked_again_are_asked_again(captioner):
 
 def test_verify_asks_plain_decoding_the_same(captioner, monkeypatch):
     told = []
-    plain = FakeCaptioner.baseline
-    monkeypatch.setattr(FakeCaptioner, "baseline", lambda self, path, **more: told.append(more) or plain(self, path))
+    plain = FakeCaptioner.caption
+    monkeypatch.setattr(
+        FakeCaptioner, "caption", lambda self, path, **more: told.append(more) or plain(self, path, plain=True)
+    )
     outcomes(captioner, [Job("a.mp4")], JobConfig(questions=JobQuestions(TURNS[:2], True), verify=True))
     assert [one.get("earlier", ()) for one in told] == [(), (DialogueTurn(TURNS[0], TEXT),)]
 

@@ -41,7 +41,7 @@ def jpeg(frame, kind):
 
 def frames_as(captioner, kind):
     """Frames of a clip as a client codes them, with the clip that a server decodes from them."""
-    coded = [jpeg(frame, kind) for frame in captioner.read(CLIP).frames]
+    coded = [jpeg(frame, kind) for frame in captioner.client.inputs.read(CLIP).frames]
     seen = [np.asarray(Image.open(io.BytesIO(base64.b64decode(one))).convert("RGB")) for one in coded]
     return coded, Clip.of(np.stack(seen), [number / 2 for number in range(len(seen))])
 
@@ -124,7 +124,7 @@ def test_vlmevalkit(url, captioner, stream):
 def test_lmms_evals_own_code(url, captioner, tmp_path, monkeypatch):
     """Its backend as installed, several requests at once; its frames are those of this package's reader."""
     backend = pytest.importorskip("lmms_eval.models.chat.openai", reason="needs lmms-eval")
-    clip = captioner.read(CLIP)
+    clip = captioner.client.inputs.read(CLIP)
     sent = torch.from_numpy(clip.frames).permute(0, 3, 1, 2)
     monkeypatch.setattr("lmms_eval.protocol.fetch_video", lambda wanted: sent[: wanted["nframes"]])
     monkeypatch.chdir(tmp_path)

@@ -45,7 +45,7 @@ def test_a_clip_is_dropped_asked_about_and_asked_again(tab, url, captioner):
     tab.until("document.getElementById('video').readyState > 1")
     tab.run("document.getElementById('ask').click()")
     tab.until(ANSWERED.format(1))
-    prompt = captioner.profile.generate.prompt
+    prompt = captioner.client.profile.generate.prompt
     first = captioner.caption(CLIPS[1]).caption
     assert texts(tab) == [first]
     origins = set(tab.run("[...document.querySelectorAll('.t')].map(one => one.className)"))

@@ -23,9 +23,9 @@ KEYS = {"max_tokens": "max_new_tokens"}
 
 def expected(captioner, number, fields):
     own = {f"generate.{KEYS.get(name, name)}": value for name, value in fields.items()}
-    changed = profiles.override(captioner.profile, own)
-    draft = captioner.draft.model if captioner.draft is not None else None
-    alone = Captioner(changed, captioner.target.model, draft, embedded=True, slot=captioner.slot)
+    changed = profiles.override(captioner.client.profile, own)
+    draft = captioner.client.setup.draft.model if captioner.client.setup.draft is not None else None
+    alone = Captioner(changed, captioner.client.setup.target.model, draft, slot=captioner.client.setup.slot)
     return alone.caption(CLIPS[number % len(CLIPS)]).caption
 
 

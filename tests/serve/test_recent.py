@@ -50,7 +50,11 @@ def work(monkeypatch):
         monkeypatch.setattr(owner, name, counted)
 
     def watch(captioner):
-        for owner, name in ((ClipReader, "read"), (captioner, "prepare"), (captioner.target.model, "encode_steps")):
+        for owner, name in (
+            (ClipReader, "read"),
+            (captioner.client.inputs.vision, "prepare"),
+            (captioner.client.setup.target.model, "encode_steps"),
+        ):
             count(owner, name)
         return counts
 
@@ -96,7 +100,7 @@ def test_a_further_question_reads_only_what_is_new(captioner_of, work, name, fie
         for number in range(len(QUESTIONS)):
             text, own = ask(url, dialogue(CLIPS[1], *turns, **fields))
             assert text == expected[number]
-            assert (own["reused"] > captioner.target.model.visual_tokens(4, 64, 64)) == (number > 0)
+            assert (own["reused"] > captioner.client.setup.target.model.visual_tokens(4, 64, 64)) == (number > 0)
             turns += [text, *QUESTIONS[number + 1 : number + 2]]
         assert ask(url, asked(data_url(CLIPS[1]), text=QUESTIONS[0]))[0] == expected[0]
         briefly = asked(data_url(CLIPS[1]), text="What moves?")
@@ -134,12 +138,12 @@ def test_questions_about_the_same_videos_at_once(captioner_of):
 @pytest.mark.full
 def test_memory_is_bounded_and_given_back(captioner_of, work):
     captioner = captioner_of("vanilla-sd")
-    slab = captioner.target.model.decoder.slab
+    slab = captioner.client.setup.target.model.decoder.slab
     assert slab.used == 0
     with serving(captioner) as (url, _):
         ask(url, asked(data_url(CLIPS[0])))
         one = int(metric(url, "kept_bytes"))
-        assert one > captioner.read(CLIPS[0]).nbytes + slab.used * slab.entry_bytes > slab.entry_bytes
+        assert one > captioner.client.inputs.read(CLIPS[0]).nbytes + slab.used * slab.entry_bytes > slab.entry_bytes
     assert slab.used == 0
     most = one * 5 // 2
     with serving(captioner, keep_bytes=most) as (url, _):
@@ -162,7 +166,10 @@ def test_nothing_is_kept_without_memory_for_it(captioner_of, work, settings):
     with serving(captioner, **settings) as (url, _):
         counts = work(captioner)
         texts = [ask(url, asked(data_url(CLIPS[0])))[0] for _ in range(2)]
-        assert counts["read"] == 2 and metric(url, "kept_bytes") == 0 == captioner.target.model.decoder.slab.used
+        assert (
+            counts["read"] == 2
+            and metric(url, "kept_bytes") == 0 == captioner.client.setup.target.model.decoder.slab.used
+        )
     assert texts == [captioner.caption(CLIPS[0]).caption] * 2
 
 
@@ -174,4 +181,4 @@ def test_what_was_not_asked_about_for_long_is_dropped(captioner_of, monkeypatch)
         end = time.monotonic() + 10
         while metric(url, "kept_bytes") and time.monotonic() < end:
             time.sleep(0.05)
-        assert metric(url, "kept_bytes") == 0 == captioner.target.model.decoder.slab.used
+        assert metric(url, "kept_bytes") == 0 == captioner.client.setup.target.model.decoder.slab.used

@@ -116,8 +116,10 @@ def test_fields_are_keys_of_the_profile(server, captioner, fields, keys):
     from vidspec.config import profiles
 
     answer = ask(server[0], asked(data_url(CLIPS[2]), **fields)).json()
-    profile = profiles.override(captioner.profile, {f"generate.{key}": value for key, value in keys.items()})
-    expected = Captioner(profile, captioner.target.model, captioner.draft.model, embedded=True).caption(CLIPS[2])
+    profile = profiles.override(captioner.client.profile, {f"generate.{key}": value for key, value in keys.items()})
+    expected = Captioner(profile, captioner.client.setup.target.model, captioner.client.setup.draft.model).caption(
+        CLIPS[2]
+    )
     assert answer["choices"][0]["message"]["content"] == expected.caption
     assert answer["usage"]["completion_tokens"] == len(expected.token_ids)
     streamed = ask(server[0], asked(data_url(CLIPS[2]), **fields, stream=True)).text
@@ -151,8 +153,10 @@ def test_a_schema_is_followed(server):
 def test_frames_are_sampled_as_asked(server, captioner, fields, video):
     from vidspec.config import profiles
 
-    profile = profiles.override(captioner.profile, video)
-    expected = Captioner(profile, captioner.target.model, captioner.draft.model, embedded=True).caption(CLIPS[1])
+    profile = profiles.override(captioner.client.profile, video)
+    expected = Captioner(profile, captioner.client.setup.target.model, captioner.client.setup.draft.model).caption(
+        CLIPS[1]
+    )
     answer = ask(server[0], asked(data_url(CLIPS[1]), **fields)).json()
     assert answer["vidspec"]["timestamps"] == expected.video["timestamps"]
     assert answer["choices"][0]["message"]["content"] == expected.caption
@@ -163,7 +167,7 @@ def test_frames_are_sampled_as_asked(server, captioner, fields, video):
 
 
 def pictures(captioner, count):
-    clip = captioner.read(CLIPS[0])
+    clip = captioner.client.inputs.read(CLIPS[0])
     found = []
     for frame in clip.frames[:count]:
         file = io.BytesIO()
@@ -194,7 +198,7 @@ def test_one_image_is_an_image(server, captioner, tmp_path):
 
 def test_frames_of_one_data_url(server, captioner):
     jpegs = []
-    for frame in captioner.read(CLIPS[0]).frames[:2]:
+    for frame in captioner.client.inputs.read(CLIPS[0]).frames[:2]:
         file = io.BytesIO()
         Image.fromarray(frame).save(file, "jpeg")
         jpegs.append(data_url(file.getvalue(), "video/jpeg"))
@@ -308,7 +312,7 @@ def test_models_health_and_metrics(server, client):
 
 def test_a_full_queue_and_a_client_that_goes_away(captioner):
     slow = asked(GOOD, max_tokens=400, stop=None, presence_penalty=1.0)
-    slab = captioner.target.model.decoder.slab
+    slab = captioner.client.setup.target.model.decoder.slab
     before = slab.used  # by the videos that the other server of these models keeps
     with serving(captioner, batch=1, max_waiting=1) as (url, _):
 
@@ -427,14 +431,14 @@ def test_an_answered_request_is_not_kept(captioner, no_collections, timeout):
 
 def test_a_bug_in_a_pass_is_one_clips(captioner, monkeypatch, capfd):
     expected = captioner.caption(CLIPS[0]).caption
-    read = captioner.setup.read
+    read = captioner.client.setup.read
 
     def broken(request, trace):
         if request.prompt == "break":
             raise RuntimeError("secret /path")
         return read(request, trace)
 
-    monkeypatch.setattr(captioner.setup, "read", broken)
+    monkeypatch.setattr(captioner.client.setup, "read", broken)
     with serving(captioner) as (url, _), ThreadPoolExecutor(2) as pool:
         failing = pool.submit(ask, url, asked(GOOD, text="break"))
         answer = ask(url, asked(GOOD))

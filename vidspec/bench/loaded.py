@@ -122,8 +122,8 @@ class LoadedModels:
             slot=self._slots.get((profile.draft.kind, precision)),
             head=self.layer if profile.drafts_with_a_head and not profile.names_a_head else head,
         )
-        if made.slot is not None:
-            self._slots[profile.draft.kind, precision] = made.slot
+        if (slot := made.client.setup.slot) is not None:
+            self._slots[profile.draft.kind, precision] = slot
         return made
 
     def close(self) -> None:

@@ -83,7 +83,7 @@ class ProfileContender:
 
     def __call__(self, clip: str) -> Caption:
         if clip in self._captioned:  # its own caption would be reused as a draft
-            self.captioner.forget()
+            self.captioner.client.setup.forget()
             self._captioned.clear()
         self._captioned.add(clip)
         if not self.turns:
@@ -114,7 +114,7 @@ class BenchRun:
         self.bench, self.loaded, self._say = bench, loaded, say
         self.clips = [str(clip) for clip in bench.clips or shipped()]
         named = {name: loaded.captioner(name, bench.overrides) for name in bench.profiles}
-        self._also = group_equal_profiles({name: one.profile for name, one in named.items()})
+        self._also = group_equal_profiles({name: one.client.profile for name, one in named.items()})
         self.captioners = {name: named[name] for name in self._also}
         self.baseline = next(iter(self.captioners))
         self.contenders: dict[str, Callable[[str], Caption]] = {
@@ -160,7 +160,9 @@ class BenchRun:
 
     def _rows(self, records: Records) -> list[list[BenchRow]]:
         """Return the rows of the bench, or of each turn of its dialogues."""
-        drawn = methods_with_other_draws({name: one.profile for name, one in self.captioners.items()}, self.baseline)
+        drawn = methods_with_other_draws(
+            {name: one.client.profile for name, one in self.captioners.items()}, self.baseline
+        )
         if not self.bench.turns:
             return [bench_rows(records, self.baseline, drawn, also=self._also)]
 
@@ -182,7 +184,7 @@ class BenchRun:
             **asdict(self.bench.source),
             "threads": self.bench.threads,
             **more,
-            "profiles": {name: fingerprint(one.profile) for name, one in self.captioners.items()},
+            "profiles": {name: fingerprint(one.client.profile) for name, one in self.captioners.items()},
             "clips": [[clip, Path(clip).stat().st_size] for clip in self.clips],
             **({"turns": list(self.bench.turns)} if self.bench.turns else {}),
             **({"overrides": dict(self.bench.overrides)} if self.bench.overrides else {}),

@@ -169,20 +169,22 @@ def profile_clip(
 def _measure_rates(captioner: Captioner, path: str | Path, say: Callable[[str], None]) -> tuple[WorkRate, ...]:
     """Return the target's rates on a clip as a profile shows it."""
     say("operations per second")
-    engine, wanted = captioner.target, captioner.setup.profile.generate
-    pixels = engine.model.preprocess(captioner.read(path))
+    engine, wanted = captioner.client.setup.target, captioner.client.profile.generate
+    pixels = engine.model.preprocess(captioner.client.inputs.read(path))
     return measure_rates(engine, pixels, engine.model.prefix(engine.model.encode(pixels), wanted.prompt, wanted.system))
 
 
 def _draft_memory(captioner: Captioner) -> int:
     """Return the resident memory of the draft's process with its model loaded, before any run; 0 without one."""
-    return (resident(captioner.slot.ready().process.pid) or 0) if captioner.slot is not None else 0
+    slot = captioner.client.setup.slot
+    return (resident(slot.ready().process.pid) or 0) if slot is not None else 0
 
 
 def _run_once(captioner: Captioner, clip: str) -> ProfiledRun:
-    captioner.forget()  # the previous caption would be reused as a draft
-    process = captioner.slot.process if captioner.slot else None
-    device = captioner.target.model.device
+    setup = captioner.client.setup
+    setup.forget()  # the previous caption would be reused as a draft
+    process = setup.slot.process if setup.slot else None
+    device = setup.target.model.device
     peaks = [PeakMemory(device)]
     if process is not None:
         peaks.append(PeakMemory(device, process.process.pid))
@@ -210,7 +212,7 @@ def _breakdown_of(
 ) -> ProfileBreakdown:
     ordered = sorted(measured, key=lambda one: one.record.timings["end_to_end"])
     chosen = ordered[(len(ordered) - 1) // 2]
-    record, profile = chosen.record, captioner.setup.profile
+    record, profile = chosen.record, captioner.client.profile
     rate, length = record.speed.get("tokens_per_s"), record.lengths.get("tokens_per_target_pass")
     context = record.counters["visual_tokens"] + chosen.text + len(record.token_ids) / 2
     share = rate / (length or 1.0) * bandwidth.pass_bytes(loaded.target, context) / speed if rate else None
@@ -238,18 +240,19 @@ def _memory(
 
     Weights of all models loaded in a process count as its own, even if this profile does not use them.
     """
-    counters, room = once.record.counters, captioner.setup.room + once.text
+    setup = captioner.client.setup
+    counters, room = once.record.counters, setup.room + once.text
     target, draft = loaded.target, loaded.draft
     what = PeakMemory(target.device).what
     weights = {"target": bandwidth.model_weight_bytes(target)}
     if draft is not None:
         weights["draft"] = bandwidth.model_weight_bytes(draft)
     kv = {"target": bandwidth.kv_bytes(target) * (counters["visual_tokens"] + room)}
-    drafts = _has_draft_passes(captioner.profile)
-    drafting = draft if captioner.profile.drafts_with_a_model and draft is not None else target
+    drafts = _has_draft_passes(setup.profile)
+    drafting = draft if setup.profile.drafts_with_a_model and draft is not None else target
     own = bandwidth.kv_bytes(drafting) * (counters["visual_tokens_kept"] + room)
     before = base[0] if what == "resident" else 0
-    if captioner.slot is None:
+    if setup.slot is None:
         workers = ("target", "draft") if drafts else ("target",)
         return (MemoryUse(workers, weights, kv | ({"draft": own} if drafts else {}), once.peaks[0], what, before),)
     own_weights = {"draft": bandwidth.model_weight_bytes(drafting)}
@@ -271,7 +274,7 @@ def _add_pass_costs(
 
     T_q is that of a prompt with the video, even if the draft sees something else in addition or instead.
     """
-    profile = captioner.setup.profile
+    profile = captioner.client.profile
     model = profile.drafts_with_a_model
     before = known.get(model)
     if before is None or (_has_draft_passes(profile) and one.alpha not in before.draft):
@@ -287,10 +290,10 @@ def _add_pass_costs(
 def _measure_pass_costs(
     captioner: Captioner, loaded: LoadedModels, profile: Profile, path: str | Path, alpha: float
 ) -> PassCosts:
-    clip = captioner.read(path)
+    clip = captioner.client.inputs.read(path)
     request = CaptionRequest(str(path), clip, profile.generate.prompt, profile.generate.system)
-    engine = captioner.target
-    prefix = run_to_completion(captioner.setup.read(request, Trace()))
+    engine = captioner.client.setup.target
+    prefix = run_to_completion(captioner.client.setup.read(request, Trace()))
     state, _ = prefill_pruned(engine, prefix, 0.0)
     if not _has_draft_passes(profile):
         return measure_passes((engine, state), {})

@@ -97,14 +97,15 @@ def _open_session(
         reader.require_frames(clip, *part, how.video)
     with start.stage_status("loading weights", on=not (options.quiet or fetches)), start.fast_loading():
         from vidspec.captioner import Captioner
+        from vidspec.decoding.captioner_models import notes_on
 
         captioner = stack.enter_context(Captioner.from_profile(profile))
     with start.stage_status("reading frames", on=not options.quiet):
-        frames = reader.read(clip, *part, how.video, partial(captioner.refuse, clip, None))
+        frames = reader.read(clip, *part, how.video, partial(captioner.client.inputs.refuse, clip, None))
     reader.close()
     page = stack.enter_context(dialogue_page(spec.report, profile))
-    captioner.return_probs = page is not None
-    for line in () if options.quiet else captioner.notes:
+    captioner.client.return_probs = page is not None
+    for line in () if options.quiet else notes_on(captioner.client.setup):
         print_note(f"note: {line}")
     dialogue = captioner.dialogue(clip, clip=frames)
     return DialogueSession(clip, dialogue, out, form, profile.name, page, models_named=resolved.models_named)

@@ -81,10 +81,13 @@ def loaded_summary(captioner: Captioner, seconds: float) -> list[str]:
     """Return lines about a loaded captioner: in general, per model, and per value that its profile leaves open."""
     import torch
 
+    from vidspec.decoding.auto import explain
+    from vidspec.decoding.captioner_models import models_record
     from vidspec.engine.layouts import describe_layouts
 
+    setup = captioner.client.setup
     lines = [f"loaded in {seconds:.1f} s; {counted(torch.get_num_threads(), 'thread')}; torch {torch.__version__}"]
-    engines = {"target": captioner.target, "draft": captioner.draft}
+    engines = {"target": setup.target, "draft": setup.draft}
     for role, model in ((role, engine.model) for role, engine in engines.items() if engine is not None):
         decoder = model.decoder
         blocks = f"{decoder.name} blocks ({decoder.why})"
@@ -94,9 +97,9 @@ def loaded_summary(captioner: Captioner, seconds: float) -> list[str]:
         lines.append(f"{role}: {model.name} ({model.family}), {dtype} on {model.device}, {blocks}")
         if model.device.type == "cpu" and (layouts := describe_layouts(model.matrices)):
             lines.append(f"weights of the {role} (out x in): {layouts}")
-    if captioner.slot is not None:
-        lines.append(f"draft: {captioner.models['draft'] or 'the target again'}, in a process of its own")
-    return lines + [f"{key}: {value}: {why}" for key, value, why in captioner.choices]
+    if setup.slot is not None:
+        lines.append(f"draft: {models_record(setup)['draft'] or 'the target again'}, in a process of its own")
+    return lines + [f"{key}: {value}: {why}" for key, value, why in explain(setup)]
 
 
 def timing_summary(caption: Caption) -> str:

@@ -127,14 +127,15 @@ def _serve(spec: RunSpec, options: TerminalOptions, config: ServeConfig, listene
     fetches = not options.quiet and start.announce(profile)
     with start.stage_status("loading weights", on=not (options.quiet or fetches)), start.fast_loading():
         from vidspec.captioner import Captioner
+        from vidspec.decoding.captioner_models import models_record, notes_on
         from vidspec.serve.app import build_app
         from vidspec.serve.connections import BACKLOG, build_server
 
         captioner = Captioner.from_profile(profile)
     with captioner:
-        for line in () if options.quiet else captioner.notes:
+        for line in () if options.quiet else notes_on(captioner.client.setup):
             print_note(f"note: {line}")
-        target = profile.models.pair or captioner.models["target"].rstrip("/")
+        target = profile.models.pair or models_record(captioner.client.setup)["target"].rstrip("/")
         model = config.name or os.path.basename(target)
         config = replace(config, name=model, readers=reader_count(job))
         server = build_server(build_app(captioner, config, print_note), config)

@@ -104,9 +104,11 @@ class TerminalReporter(RunReporter):
             yield
 
     def loaded(self, captioner: Captioner, seconds: float) -> None:
+        from vidspec.decoding.captioner_models import notes_on
+
         for line in loaded_summary(captioner, seconds) if self.options.verbose else ():
             print_note(line)
-        for line in captioner.notes:
+        for line in notes_on(captioner.client.setup):
             self.note(line)
 
     def clip_observers(self, stack: ExitStack, run: Run, tally: Tally) -> Sequence[RunObserver]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from vidspec.config.profiles import Profile
 from vidspec.decoding import auto
+from vidspec.decoding.setup import DecodingSetup
 from vidspec.decoding.workers.slot import DraftProcessSlot
 from vidspec.embedded import ships
 from vidspec.errors import DeviceError, ModelError
@@ -16,21 +17,19 @@ from vidspec.events.record import ModelsRecord
 from vidspec.models import dflash, eagle3, hub, image_captioner, loading, mtp
 from vidspec.models.checkpoint_config import read_config
 from vidspec.models.head import Head
+from vidspec.models.identity import require_vision
 from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.placement import Placement
 from vidspec.models.video_language_model import VideoLanguageModel
 
-if TYPE_CHECKING:
-    from vidspec.decoding.setup import DecodingSetup
-
 __all__ = [
     "HEAD_FOLDERS",
     "CaptionerModels",
+    "build_setup",
     "load_head",
     "load_models",
     "models_record",
     "notes_on",
-    "start_draft_process",
     "suggested_command",
 ]
 
@@ -131,9 +130,26 @@ def _names(profile: Profile) -> tuple[str, str]:
     return str(folder), str(drafting)
 
 
-def start_draft_process(profile: Profile, model: VideoLanguageModel) -> DraftProcessSlot:
-    """Start the draft's process, which loads ``model`` again."""
-    return DraftProcessSlot(model.source, auto.draft_placement(profile), profile)
+def build_setup(profile: Profile, models: CaptionerModels) -> DecodingSetup:
+    """Return the parts of a profile with its models, as far as it uses them; starts the draft's process if need be.
+
+    Raises:
+        ModelError, ProfileError: the models do not fit each other, or the profile.
+    """
+    target, draft, describe, slot, head = models
+    if draft is not None:
+        loading.check_pair(target, draft)
+        require_vision(draft, shown=profile.shows_the_video or (profile.describes and describe is None))
+    describe = describe if profile.describes else None
+    if profile.describes and describe is None and draft is not None:
+        describe = image_captioner.DraftCaptioner(draft, beside=auto.has_room_for_two(target.device, draft.device))
+    if not profile.concurrent:
+        return DecodingSetup.of(profile, target, draft, describe, head)
+    if slot is None:
+        model = target if draft is None else draft
+        slot = DraftProcessSlot(model.source, auto.draft_placement(profile), profile)
+    slot.target = target
+    return DecodingSetup.of(profile, target, None, describe, head, slot)
 
 
 #: Files that hold a checkpoint's chat template as a rule, which the record need not name.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Dialogue"]
 
 #: Options of the whole dialogue, which a question cannot change.
-FIXED = {"start", "end", "prompt", "system", "clip", "earlier"}
+FIXED = {"start", "end", "prompt", "system", "clip", "earlier", "plain"}
 
 
 class Dialogue:

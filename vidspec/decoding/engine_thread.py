@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, count
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 
@@ -37,6 +37,7 @@ from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
 
 if TYPE_CHECKING:
+    from vidspec.decoding.engine_client import EngineClient
     from vidspec.decoding.sequence import Sequence
     from vidspec.decoding.setup import DecodingSetup
     from vidspec.models.request import CaptionRequest
@@ -51,20 +52,12 @@ EVERY = 0.1
 LAST_PASS = 30.0
 
 
-class SubmittingCaptioner(Protocol):
-    """The part of a captioner that its submitted requests need."""
-
-    @property
-    def has_feed(self) -> bool: ...
-    def start(self, request: CaptionRequest, trace: Trace, setup: DecodingSetup) -> Sequence: ...
-
-
 @dataclass(eq=False)
 class Flight:
     """A submitted clip on its way.
 
     Attributes:
-        captioner, setup: whose it is, and its parts.
+        client, setup: whose it is, and its parts.
         request: the clip, until it is in the loop.
         trace: that of the caller, for the first attempt.
         sequence: its decoding, once it is admitted.
@@ -73,7 +66,7 @@ class Flight:
 
     ticket: Ticket
     caller: Caller
-    captioner: SubmittingCaptioner
+    client: EngineClient
     setup: DecodingSetup
     request: CaptionRequest | None
     trace: Trace | None = None
@@ -159,12 +152,12 @@ class EngineThread:
         self._send(run)
         return future.result()
 
-    def end_calls(self, captioner: SubmittingCaptioner) -> None:
-        """End the unfinished clips of a captioner with an error, as soon as the running pass has ended."""
+    def end_calls(self, client: EngineClient) -> None:
+        """End the unfinished clips of a client with an error, as soon as the running pass has ended."""
 
         def end() -> None:
             for flight in self._unfinished():
-                if flight.captioner is captioner:
+                if flight.client is client:
                     self._end(flight, ClosedError())
 
         if self._thread is not None:
@@ -297,7 +290,7 @@ class EngineThread:
         self._share_cores(flight)
         caller, trace = flight.caller, flight.trace or Trace(self.loop.synchronise)
         try:
-            flight.sequence = sequence = flight.captioner.start(flight.job, trace, flight.setup)
+            flight.sequence = sequence = flight.client.start(flight.job, trace, flight.setup)
         except Exception as error:
             self._end(flight, error)
             return
@@ -318,7 +311,7 @@ class EngineThread:
 
         OpenMP threads busy-wait for each other: with more threads than cores, one thread fewer does more.
         """
-        halved = flight.captioner.has_feed and flight.setup.target.model.device.type == "cpu"
+        halved = flight.client.inputs.vision.has_feed and flight.setup.target.model.device.type == "cpu"
         cores = max(1, self._cores // 2) if halved else self._cores
         if cores != self._cores_set:
             torch.set_num_threads(cores)  # of this thread; OpenMP counts by calling thread
@@ -359,7 +352,7 @@ class EngineThread:
             del self._flights[sequence.key], caller.clips[sequence.key]
             self.loop.drop(sequence.key)
             if repeat:
-                again = Flight(flight.ticket, caller, flight.captioner, flight.setup, sequence.job)
+                again = Flight(flight.ticket, caller, flight.client, flight.setup, sequence.job)
                 caller.again.append(again)
 
     def _fail(self, error: BaseException) -> None:

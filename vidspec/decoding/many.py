@@ -22,7 +22,7 @@ __all__ = ["ReadAhead", "caption_clips", "in_order"]
 
 
 class ReadAhead:
-    """Source of clips for :meth:`~vidspec.captioner.Captioner.serve`, in the order of the requests.
+    """Source of clips for :meth:`~vidspec.decoding.engine_client.EngineClient.serve`, in the order of the requests.
 
     Args:
         requests: the clips, drawn as they are needed; each has a key of its own.

@@ -38,6 +38,8 @@ from vidspec.registry import build_part
 from vidspec.schedule import schedules
 
 if TYPE_CHECKING:
+    import torch
+
     from vidspec.decoding.sequence import ScheduleFunction
     from vidspec.decoding.workers.slot import DraftProcessSlot
     from vidspec.engine.slab import Slab
@@ -182,6 +184,11 @@ class DecodingSetup:
         return self.target.model.decoder.slab
 
     @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Devices of the models in this process, the target's first."""
+        return tuple(one.model.device for one in (self.target, self.draft, self.head) if one is not None)
+
+    @property
     def vision_models(self) -> list[VideoLanguageModel]:
         """Models in this process that encode frames, the target first."""
         draft = self.draft if self.profile.shows_the_video else None
@@ -208,6 +215,11 @@ class DecodingSetup:
     def late(self) -> bool:
         """True if a draft that reads during the target's prefill prunes its cache afterwards."""
         return prunes_late(self.profile, self.pruner, self.target.model)
+
+    def forget(self) -> None:
+        """Drop the texts of earlier clips, for drafters that look tokens up in them."""
+        if self.drafter is not None:
+            self.drafter.forget()
 
     def make_taps(self, prefix: EmbeddedPrompt) -> Taps | None:
         """Return observers of the target's prefill; of text rows alone for a head that does not see the video."""

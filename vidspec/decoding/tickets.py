@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from vidspec.decoding.loop import PassRecord
 from vidspec.draft_length.batch import BatchSize
+from vidspec.errors import VidspecError
 from vidspec.events.events import Event, Finished, LoopLoad
 
 if TYPE_CHECKING:
@@ -175,10 +176,12 @@ def serve(
     wake: WakeEvent,
     load: Callable[[Caller], LoopLoad],
 ) -> ServingEvents:
-    """Submit clips as they arrive and as their limit admits them; see :meth:`~vidspec.captioner.Captioner.serve`.
+    """Submit clips as they arrive and as their limit admits them; see :meth:`EngineClient.serve
+    <vidspec.decoding.engine_client.EngineClient.serve>`.
 
     Args:
-        submit: submits a request of a caller; the last argument receives its events.
+        submit: submits a request of a caller; the last argument receives its events. A ``VidspecError`` that it raises
+            ends the clip.
         arrivals: the clips.
         batch: the most clips at once.
         wake: set when ``arrivals`` has something new; here also with each event.
@@ -201,14 +204,17 @@ def serve(
             while news:
                 number, key, event = news.popleft()
                 if isinstance(event, Finished | BaseException):
-                    del tickets[number]
+                    tickets.pop(number, None)
                 yield key, event
             over = arrivals.over
             while len(tickets) < caller.limit and (request := arrivals.take()) is not None:
-                number = next(numbers)
-                tickets[number] = submit(request, caller, partial(add, number, request.key))
+                number, key = next(numbers), request.key
+                try:
+                    tickets[number] = submit(request, caller, partial(add, number, key))
+                except VidspecError as error:
+                    add(number, key, error)
                 del request  # its frames are released once the models have encoded them
-            if tickets:
+            if tickets or news:
                 wake.wait(PATIENCE)
                 continue
             if not over:

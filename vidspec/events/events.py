@@ -164,7 +164,7 @@ class Round:
     ``epoch`` numbers the draft's restarts, and ``rows`` counts the rows of the target's pass (0: the prefill).
 
     ``probabilities`` are the target's for the emitted tokens, after penalties and before temperature and top-p, if
-    requested (``Captioner.return_probs``).
+    requested (``EngineClient.return_probs``).
     """
 
     token_ids: tuple[int, ...]

@@ -51,7 +51,8 @@ class CaptionOptions(TypedDict, total=False):
     """Per-call options; unset and None fields fall back to the profile.
 
     ``start`` and ``end`` are seconds from the start of the stream; ``clip`` holds frames that were read before,
-    ``earlier`` earlier questions and answers about them. ``schema`` is a JSON Schema, an object or a file, for the
+    ``earlier`` earlier questions and answers about them. ``plain`` decodes without a draft, with the same engine, cache
+    and kernels, for comparison. ``schema`` is a JSON Schema, an object or a file, for the
     profile's ``generate.json_schema``. All others are keys of the section ``generate``.
     """
 
@@ -61,6 +62,7 @@ class CaptionOptions(TypedDict, total=False):
     system: str | None
     clip: Clip | None
     earlier: tuple[DialogueTurn, ...]
+    plain: bool | None
     max_new_tokens: int | None
     temperature: float | None
     top_p: float | None
@@ -96,7 +98,8 @@ class CaptionRequest:
         return_probs: include the target's token probabilities in rounds.
         reread: reads the frames again, for a repetition of the clip; if given, frames are released after encoding.
         generate: keys of the profile's section ``generate`` with values of their own for this request.
-        estimates_speedup: estimate the decode speed-up, as ``Captioner.estimates_speedup`` does for all.
+        estimates_speedup: estimate the decode speed-up, as ``EngineClient.estimates_speedup`` does for all.
+        plain: decode with the target alone, as the profile ``ar`` does.
     """
 
     path: str
@@ -117,6 +120,7 @@ class CaptionRequest:
     reread: Callable[[], Clip] | None = None
     generate: Mapping[str, object] = field(default_factory=dict)
     estimates_speedup: bool = False
+    plain: bool = False
 
     def seed(self, run: int) -> int:
         """Return the seed of this request's random numbers, below 2^48 so that JSON readers keep it exact.
@@ -192,6 +196,7 @@ def make_request(method: str, path: str | Path, options: CaptionOptions) -> Capt
         options.get("start"),
         options.get("end"),
         earlier=options.get("earlier", ()),
+        plain=bool(options.get("plain")),
         generate={
             "json_schema" if name == "schema" else name: value
             for name, value in options.items()

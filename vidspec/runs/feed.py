@@ -17,7 +17,7 @@ from vidspec.runs.containers import ShardFiles
 from vidspec.runs.job import Job, JobConfig
 
 if TYPE_CHECKING:
-    from vidspec.captioner import Captioner
+    from vidspec.decoding.clip_inputs import ClipInputs
     from vidspec.runs.reader import ClipReader
     from vidspec.video.base import Clip
     from vidspec.video.reading import CheckFrameCount
@@ -34,10 +34,10 @@ MAX_BYTES = 1 << 30
 MAX_READERS = 8
 
 
-def feed_support(captioner: Captioner, config: JobConfig) -> tuple[Prepare | None, Refuse, float | None, int | None]:
+def feed_support(inputs: ClipInputs, config: JobConfig) -> tuple[Prepare | None, Refuse, float | None, int | None]:
     """Return a captioner's hooks and limits for a :class:`Feed`: ``prepare``, ``refuse``, seconds of sound, GPU."""
-    prepare = None if config.baseline else captioner.prepare  # compared times must include it
-    return prepare, captioner.refuse, captioner.max_sound_s, captioner.gpu
+    prepare = None if config.baseline else inputs.vision.prepare  # compared times must include it
+    return prepare, inputs.refuse, inputs.max_sound_s, inputs.gpu
 
 
 def cores() -> int:

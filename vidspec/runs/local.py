@@ -35,11 +35,12 @@ def caption_locally(
     ``readers`` may be started already; they are closed at the end.
     """
     few = isinstance(jobs, Sized) and len(jobs) < 2
-    prepare, refuse, max_audio_s, gpu = feed_support(captioner, config)
+    inputs = captioner.client.inputs
+    prepare, refuse, max_audio_s, gpu = feed_support(inputs, config)
     if few and config.segment is None:
         prepare = None  # no other clip to overlap it with
     elif prepare is not None:
-        captioner.start_vision_worker()
+        inputs.vision.start_worker()
     readers = readers or readers_for(config, len(jobs) if isinstance(jobs, Sized) else None)
     with closing(Feed(jobs, config, readers, prepare, refuse, max_audio_s, gpu)) as feed:
         yield from caption_jobs(captioner, feed, config, observer)

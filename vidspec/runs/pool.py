@@ -193,7 +193,7 @@ def serve_jobs(channel: JobChannel, factory: CaptionerFactory, config: JobConfig
     try:
         captioner = factory.make(group)
         readers = [ClipReader(config.timeout, config.stall) for _ in range(reader_count(config))]
-        with closing(Feed(jobs(), config, readers, *feed_support(captioner, config))) as feed:
+        with closing(Feed(jobs(), config, readers, *feed_support(captioner.client.inputs, config))) as feed:
             for outcome in caption_jobs(
                 captioner, feed, config, on_begin=lambda job: channel.send(job.without_frames())
             ):

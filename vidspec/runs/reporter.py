@@ -58,7 +58,9 @@ class RunReporter:
 
     def loaded(self, captioner: Captioner, seconds: float) -> None:
         """Called with the loaded models."""
-        for line in captioner.notes:
+        from vidspec.decoding.captioner_models import notes_on
+
+        for line in notes_on(captioner.client.setup):
             _LOG.info(line)
 
     def clip_observers(self, stack: ExitStack, run: Run, tally: Tally) -> Sequence[RunObserver]:

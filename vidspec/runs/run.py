@@ -42,11 +42,11 @@ def caption_jobs(
     """
     config = config or JobConfig()
     if config.baseline:
-        captioner.warm_up()  # else the first clip's speed-up would include one-time costs
+        captioner.client.warm_up()  # else the first clip's speed-up would include one-time costs
     jobs = _JobSource(captioner, source, config, observer or RunObserver(), on_begin)
     while not jobs.done:
         before = jobs.count
-        events = captioner.serve(jobs, batch=config.batch, wake=source.wake)
+        events = captioner.client.serve(jobs, batch=config.batch, wake=source.wake)
         try:
             for key, event in events:
                 yield from jobs.unreadable_results()
@@ -339,7 +339,7 @@ class _JobSource:
                 caption = _with_checked_events(caption, job)
             return JobResult(_with_comparison(self._captioner, caption, job, self._config), None, frameless)
         except Exception as error:
-            record = failed_caption(job.path, VidspecError.of(error), profile=self._captioner.profile.name)
+            record = failed_caption(job.path, VidspecError.of(error), profile=self._captioner.client.profile.name)
             if caption is not None:  # captioned but not confirmed: keep the measurements
                 record = replace(caption, caption=None, ended=None, lossless=None, error=record.error)
             return JobResult(record, error, frameless)
@@ -363,15 +363,21 @@ def _with_comparison(captioner: Captioner, caption: Caption, job: Job, config: J
     """Return a caption after its comparison with plain decoding, if the run has one."""
     if not (config.baseline or config.verify):
         return caption
-    request: CaptionOptions = {"start": job.start, "end": job.end, "prompt": job.prompt, "clip": job.clip}
+    request: CaptionOptions = {
+        "start": job.start,
+        "end": job.end,
+        "prompt": job.prompt,
+        "clip": job.clip,
+        "plain": True,
+    }
     if job.earlier:
         request["earlier"] = job.earlier
-    plain = captioner.baseline(job.path, **request)
+    plain = captioner.caption(job.path, **request)
     if config.verify:
         from vidspec.runs.ties import is_near_tie  # imports torch, needed for --verify only
 
         at = first_difference(caption.token_ids, plain.token_ids)
-        if at is not None and is_near_tie(captioner, job, caption.token_ids, plain.token_ids):
+        if at is not None and is_near_tie(captioner.client, job, caption.token_ids, plain.token_ids):
             caption = replace(caption, near_tie=at)
         elif at is not None:
             raise GenerationError(

@@ -181,8 +181,10 @@ class Run:
             from vidspec.captioner import Captioner
 
             captioner = stack.enter_context(Captioner.from_profile(plan.profile))
-            captioner.return_probs = plan.spec.report is not None
-            captioner.estimates_speedup = self.reporter.estimates_speedup and not (plan.several or plan.how.baseline)
+            captioner.client.return_probs = plan.spec.report is not None
+            captioner.client.estimates_speedup = self.reporter.estimates_speedup and not (
+                plan.several or plan.how.baseline
+            )
         self.reporter.loaded(captioner, time.monotonic() - began)
         observers += self._page_writers()  # before the panel, which is closed when a page is written
 

@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from vidspec.captioner import Captioner
+from vidspec.decoding.engine_client import EngineClient
 from vidspec.engine.requests import run_to_completion
 from vidspec.engine.rows import Rows
 from vidspec.events.compare import first_difference
@@ -24,10 +24,11 @@ __all__ = ["EPSILON", "is_near_tie", "logit_gap", "tie_limit"]
 EPSILON = 2**-5
 
 
-def is_near_tie(captioner: Captioner, request: CaptionRequest, one: Sequence[int], other: Sequence[int]) -> bool:
+def is_near_tie(client: EngineClient, request: CaptionRequest, one: Sequence[int], other: Sequence[int]) -> bool:
     """Return True if two captions first differ at a near-tie. Arguments as in :func:`logit_gap`."""
-    limit = tie_limit(captioner.target.model.dtype, captioner.target.model.device)
-    return limit > 0 and captioner.engine.call(partial(logit_gap, captioner, request, one, other)) <= limit
+    target = client.setup.target.model
+    limit = tie_limit(target.dtype, target.device)
+    return limit > 0 and client.thread.call(partial(logit_gap, client, request, one, other)) <= limit
 
 
 def tie_limit(dtype: torch.dtype, device: torch.device) -> float:
@@ -41,11 +42,11 @@ def tie_limit(dtype: torch.dtype, device: torch.device) -> float:
 
 
 @torch.inference_mode()
-def logit_gap(captioner: Captioner, request: CaptionRequest, one: Sequence[int], other: Sequence[int]) -> float:
+def logit_gap(client: EngineClient, request: CaptionRequest, one: Sequence[int], other: Sequence[int]) -> float:
     """Return the gap of the target's logits where two captions first differ, recomputed after their shared tokens.
 
     Args:
-        captioner: captioner with the target, which has no clip in flight, or the thread of which makes this call.
+        client: has the target, with no clip in flight, or its thread makes this call.
         request: the clip with its frames.
         one, other: token ids.
 
@@ -58,15 +59,15 @@ def logit_gap(captioner: Captioner, request: CaptionRequest, one: Sequence[int],
         return 0.0
     if first == min(len(one), len(other)):
         return float("inf")
-    engine, generate = captioner.target, captioner.profile.generate
+    engine, generate = client.setup.target, client.profile.generate
     prompt, system = request.prompt or generate.prompt, request.system or generate.system
     full_request = CaptionRequest(request.path, request.frames, prompt, system, earlier=request.earlier)
-    prefix = run_to_completion(captioner.setup.read(full_request, Trace()))
+    prefix = run_to_completion(client.setup.read(full_request, Trace()))
     prefilled = engine.prefill(prefix, len(one))
     logits = prefilled.logits
     for token in one[:first]:
         logits = engine.run([Rows(prefilled.span, [token])])[0].logits[-1]
-    scores, history = logits.float(), captioner.setup.history(prefix)
+    scores, history = logits.float(), client.setup.history(prefix)
     size = float(scores.abs().max())
     if history is not None:
         scores = history.changes_for_paths([one[:first]])(scores[None])[0]

@@ -79,8 +79,8 @@ class _Api:
     @asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         """Run the readers and the captioner's thread; they end after the last request."""
-        self.captioner.start_vision_worker()
-        self.media = MediaReader(self.captioner, self.config)
+        self.captioner.client.inputs.vision.start_worker()
+        self.media = MediaReader(self.captioner.client, self.config)
         self.captions = AsyncCaptioner(self.captioner, self.config.batch)
         try:
             yield
@@ -99,16 +99,17 @@ class _Api:
 
     async def show_metrics(self, _request: Request) -> Response:
         """Show the counters."""
-        slab = self.captioner.target.model.decoder.slab
+        slab = self.captioner.client.setup.target.model.decoder.slab
         now = {"requests_waiting": self.waiting, "requests_running": self.running}
         now |= {"kv_used_bytes": slab.used * slab.entry_bytes, "kv_capacity_bytes": slab.nbytes}
         return PlainTextResponse(self.metrics.text({**now, "kept_bytes": self.media.recent.nbytes}))
 
     async def page(self, _request: Request) -> Response:
         """Return the page, made of the parts of reports."""
-        samples, prompt = [clip.name for clip in shipped()], self.captioner.profile.generate.prompt
+        profile = self.captioner.client.profile
+        samples, prompt = [clip.name for clip in shipped()], profile.generate.prompt
         content = {"model": self.config.name, "samples": samples, "prompt": prompt}
-        text = render_page("serve.html", title="vidspec", demo=DEMO if self.captioner.embedded else "", **content)
+        text = render_page("serve.html", title="vidspec", demo=DEMO if profile.models.pair else "", **content)
         return HTMLResponse(text, headers={"Content-Security-Policy": POLICY})
 
     async def sample(self, request: Request) -> Response:
@@ -162,7 +163,7 @@ class _Api:
 
     def _setup_of(self, chat: ChatRequest) -> DecodingSetup:
         try:
-            return self.captioner.setup_of(chat.caption)
+            return self.captioner.client.setup_of(chat.caption)
         except ProfileError as error:
             key = next((key for key in chat.named if f"generate.{key}" in error.message), "")
             name = chat.named.get(key)

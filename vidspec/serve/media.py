@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from aiohttp import ClientSession, TraceRequestRedirectParams
     from yarl import URL
 
-    from vidspec.captioner import Captioner
+    from vidspec.decoding.engine_client import EngineClient
     from vidspec.models.request import CaptionRequest
     from vidspec.serve.chat import ChatRequest, Media
     from vidspec.serve.config import ServeConfig
@@ -59,18 +59,18 @@ class MediaReader:
     """Reads the clips of requests, a few ahead of the models.
 
     Args:
-        captioner: says which frames fit its models.
+        client: says which frames fit its models.
         config: the limits.
 
     Attributes:
         recent: clips that need not be read again.
     """
 
-    def __init__(self, captioner: Captioner, config: ServeConfig) -> None:
-        self._captioner, self._config = captioner, config
-        self.recent = RecentVideos(captioner, config.keep_bytes)
+    def __init__(self, client: EngineClient, config: ServeConfig) -> None:
+        self._client, self._config = client, config
+        self.recent = RecentVideos(client, config.keep_bytes)
         self._readers: queue.SimpleQueue[ClipReader] = queue.SimpleQueue()
-        stall = captioner.profile.video.stall
+        stall = client.profile.video.stall
         self._all = [ClipReader(config.timeout, stall, config.max_pixels) for _ in range(config.readers)]
         for reader in self._all:
             reader.start()
@@ -120,7 +120,7 @@ class MediaReader:
         finally:
             self._readers.put(reader)
         with suppress(Exception):  # it recurs, and is reported, when the clip is captioned
-            self._captioner.prepare(clip)
+            self._client.inputs.vision.prepare(clip)
         return clip
 
     def _read_frames(self, reader: ClipReader, chat: ChatRequest, spool: BinaryIO, files: Sequence[_Medium]) -> Clip:
@@ -129,17 +129,17 @@ class MediaReader:
         from vidspec.video.base import Clip
         from vidspec.video.reading import MOST_BYTES
 
-        media, captioner = chat.media, self._captioner
-        options: dict[str, object] = {**captioner.profile.video.arguments, "gpu": captioner.gpu}
+        media, client = chat.media, self._client
+        options: dict[str, object] = {**client.profile.video.arguments, "gpu": client.inputs.gpu}
         check = partial(self._check, chat)
         if media.kind == "file" or len(files) == 1:
-            options |= {**chat.sampling, "sound": captioner.max_sound_s}
+            options |= {**chat.sampling, "sound": client.inputs.max_sound_s}
             with _named(spool, files[0], media.field) as path:
                 if media.kind == "file":
                     self._check_duration(reader, path, media)
                 return reader.read(path, None, None, options, check)
         most = MOST_BYTES // (3 * len(files))
-        given = captioner.profile.video.max_pixels
+        given = client.profile.video.max_pixels
         options |= {"max_pixels": min(most, given or most), "frames": 1, "fps": None}
         pictures = []
         for file in files:
@@ -157,7 +157,7 @@ class MediaReader:
         place, request = chat.media.field, chat.caption
         if frames > self._config.max_frames:
             raise ApiError(f"{place}: {frames} frames are more than {self._config.max_frames}", place)
-        self._captioner.refuse(place, request.prompt, frames, height, width, request.generate)
+        self._client.inputs.refuse(place, request.prompt, frames, height, width, request.generate)
 
     def _check_duration(self, reader: ClipReader, file: str, media: Media) -> None:
         *_, (_, end) = reader.segments(file, 1e9, None, None)

@@ -14,7 +14,7 @@ from vidspec.models.prefix_cache import PrefixCache, VisionOutputs
 from vidspec.models.request import CaptionRequest, Question
 
 if TYPE_CHECKING:
-    from vidspec.captioner import Captioner
+    from vidspec.decoding.engine_client import EngineClient
     from vidspec.video.base import Clip
 
 __all__ = ["RecentVideos"]
@@ -34,12 +34,12 @@ class RecentVideos:
     """Clips of answered requests with their prefix caches, the least recently used first. For one event loop.
 
     Args:
-        captioner: captions the requests.
+        client: submits the requests.
         most: bytes of frames, vision outputs and KV entries in all; 0 to keep nothing.
     """
 
-    def __init__(self, captioner: Captioner, most: int) -> None:
-        self._captioner, self.most = captioner, most
+    def __init__(self, client: EngineClient, most: int) -> None:
+        self._client, self.most = client, most
         self._videos: OrderedDict[Hashable, _RecentVideo] = OrderedDict()
 
     @property
@@ -56,7 +56,7 @@ class RecentVideos:
             return request
         video, cache = self._videos.get(request.key), PrefixCache()
         if video is not None:
-            setup = self._captioner.setup_of(request)
+            setup = self._client.setup_of(request)
             exact = setup.profile.lossless and (setup.pruner is None or setup.profile.generate.temperature == 0)
             cache = video.cache.fork() if exact else PrefixCache(video.cache.seen)
         question = Question("turn", len(request.earlier))

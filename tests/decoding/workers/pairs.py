@@ -27,7 +27,7 @@ class Pairs:
     def __init__(self):
         self.folders = checkpoint("readable"), checkpoint("readable", noise=0.05)
         self.first = self.loaded()
-        self.model, self.slot = self.first.target.model, self.first.slot
+        self.model, self.slot = self.first.client.setup.target.model, self.first.client.setup.slot
         self.plain = cache(lambda clip: self.sharing("ar").caption(CLIPS[clip]).token_ids)
 
     def settings(self, **more):

@@ -120,7 +120,7 @@ def test_hippo_drafts_before_the_targets_prefill_ends(pairs, same_process, monke
     monkeypatch.setattr(prefills, "_run_passes", late)
     records = {
         clip: event.caption
-        for clip, event in captioner.serve(ReadyClips(named_requests(captioner, clips)), batch=batch)
+        for clip, event in captioner.client.serve(ReadyClips(named_requests(captioner, clips)), batch=batch)
         if isinstance(event, Finished)
     }
     monkeypatch.undo()
@@ -148,7 +148,7 @@ WHEN = [
 
 @pytest.mark.parametrize(("name", "overrides", "late"), WHEN)
 def test_which_drafts_read_everything_at_first(pairs, name, overrides, late):
-    assert pairs.sharing(name, **overrides).setup.late == late
+    assert pairs.sharing(name, **overrides).client.setup.late == late
 
 
 @pytest.mark.full
@@ -188,7 +188,7 @@ def test_drafting_with_the_targets_weights_and_nothing_left_behind(pairs):
     threads = set(threading.enumerate())
     captioner = pairs.loaded(**{"draft.kind": "self", "models.draft": None})
     assert captioner.caption(CLIP).token_ids == pairs.plain("one-object")
-    pid = captioner.slot.process.process.pid
+    pid = captioner.client.setup.slot.process.process.pid
     captioner.close()
     captioner.close()
     with pytest.raises(ProcessLookupError):
@@ -231,7 +231,7 @@ def test_an_error_of_the_consumer_keeps_the_process(pairs, same_process):
 def test_one_process_has_many_clips_at_once(pairs, same_process):
     clips = list(CLIPS)[:4]
     together, captions, accepted = set(), {}, 0
-    for clip, event in pairs.first.serve(ReadyClips(named_requests(pairs.first, clips)), batch=4):
+    for clip, event in pairs.first.client.serve(ReadyClips(named_requests(pairs.first, clips)), batch=4):
         assert not isinstance(event, Exception), event
         together.add(len(pairs.slot.process._listeners))
         if isinstance(event, Finished):
@@ -254,7 +254,7 @@ def test_a_newer_stream_leaves_an_older_one_alone(pairs, same_process):
 
 def test_the_draft_has_its_share_of_the_processor(pairs):
     before = torch.get_num_threads()
-    slot = pairs.sharing(**{"models.threads": 3}).slot
+    slot = pairs.sharing(**{"models.threads": 3}).client.setup.slot
     try:
         torch.set_num_threads(slot.target_threads + 1)
         with slot.sharing():
@@ -292,7 +292,7 @@ def test_a_process_that_is_silent_for_too_long_is_replaced(pairs, monkeypatch):
 
 def test_a_forgotten_captioner_leaves_no_process(pairs):
     """Two captioners at the same time; nobody closes the second."""
-    slot = DraftProcessSlot(pairs.slot.model, pairs.slot._start.where, pairs.first.profile)
+    slot = DraftProcessSlot(pairs.slot.model, pairs.slot._start.where, pairs.first.client.profile)
     pid = slot.process.process.pid
     assert slot.process.alive
     del slot

@@ -75,7 +75,7 @@ def test_a_draft_that_dies_costs_none_of_its_clips(pairs):
         pairs.slot.ready()
         pid, left = pairs.pid, rng.randrange(4, 40)
         again, captions = set(), {}
-        for clip, event in pairs.first.serve(ReadyClips(named_requests(pairs.first, clips)), batch=4):
+        for clip, event in pairs.first.client.serve(ReadyClips(named_requests(pairs.first, clips)), batch=4):
             left -= 1
             if not left:
                 os.kill(pid, signal.SIGKILL)
@@ -95,8 +95,8 @@ def test_an_error_in_one_clip_leaves_the_others_alone(pairs):
     stream = pairs.first.stream(CLIP)
     next(stream)
     told = []
-    request = pairs.first._with_defaults(CaptionRequest("", pairs.first.read(CLIP)))
-    clip = process.open(pairs.first.profile, request, 10, told.append, eager=False)
+    request = pairs.first.client._with_defaults(CaptionRequest("", pairs.first.client.inputs.read(CLIP)))
+    clip = process.open(pairs.first.client.profile, request, 10, told.append, eager=False)
     process.send(clip, Rollback(1, 0, (3,)))
     *_, last = stream
     assert last.caption.token_ids == pairs.plain("one-object")
@@ -125,8 +125,8 @@ def test_a_process_that_died_before_the_clip_began_is_told_of(pairs):
     told = []
     clip = next(pairs.first.stream(CLIP))  # Opened: nothing of it has reached the draft
     assert clip.frames
-    request = pairs.first._with_defaults(CaptionRequest("", pairs.first.read(CLIP)))
-    process.open(pairs.first.profile, request, 10, told.append, eager=True)
+    request = pairs.first.client._with_defaults(CaptionRequest("", pairs.first.client.inputs.read(CLIP)))
+    process.open(pairs.first.client.profile, request, 10, told.append, eager=True)
     assert "SIGKILL" in told[0].error
     process.stop()
 
@@ -156,7 +156,7 @@ def spawned(monkeypatch):
 
 @pytest.mark.full
 def test_a_draft_that_is_stopped_while_it_loads_is_replaced(pairs, spawned):
-    slot = DraftProcessSlot(pairs.slot.model, pairs.slot._start.where, pairs.first.profile)
+    slot = DraftProcessSlot(pairs.slot.model, pairs.slot._start.where, pairs.first.client.profile)
     slot.target, slot._timeout = pairs.model, 1.0
     pid = slot.process.process.pid
     os.kill(pid, signal.SIGSTOP)
@@ -228,7 +228,7 @@ captioner = Captioner.from_profile(profile)
 for _ in range(10_000):
     for number, event in enumerate(captioner.stream(clip)):
         if number == 3:
-            print(captioner.slot.process.process.pid, flush=True)
+            print(captioner.client.setup.slot.process.process.pid, flush=True)
 """
 LOADING = """
 slot = DraftProcessSlot(draft, resolve_placement("cpu", "float32"), profile)

@@ -20,8 +20,8 @@ LEVELS = ("info", "warning", "error")
 
 def under(captioner, **generate):
     """The same models under other settings."""
-    profile = profiles.override(captioner.profile, {f"generate.{key}": value for key, value in generate.items()})
-    return Captioner(profile, captioner.target.model, captioner.draft.model)
+    profile = profiles.override(captioner.client.profile, {f"generate.{key}": value for key, value in generate.items()})
+    return Captioner(profile, captioner.client.setup.target.model, captioner.client.setup.draft.model)
 
 
 def own(captioner, **generate):

@@ -143,7 +143,7 @@ def test_the_answer_is_the_captioners_own(answering, captioner):
 
 
 def test_frames_as_images_give_the_same_answer(answering, captioner):
-    frames = [Image.fromarray(frame) for frame in captioner.read(CLIP).frames]
+    frames = [Image.fromarray(frame) for frame in captioner.client.inputs.read(CLIP).frames]
     text, record = answering.answer(PROMPT, GREEDY, frames, "frames")
     assert text == answering.answer(PROMPT, GREEDY, [CLIP], "clip")[0]
     assert record.path == "frames" and record.video["frames"] == 6
@@ -180,8 +180,8 @@ def test_settings_are_honoured_over_the_same_models(answering, captioner, monkey
 
     one, two = (answering.under(wanted(kwargs).overrides) for kwargs in (sampled, GREEDY))
     assert one is not two and one is answering.under(wanted(sampled).overrides)
-    assert one.target.model is two.target.model is captioner.target.model
-    assert one.draft.model is two.draft.model is captioner.draft.model
+    assert one.client.setup.target.model is two.client.setup.target.model is captioner.client.setup.target.model
+    assert one.client.setup.draft.model is two.client.setup.draft.model is captioner.client.setup.draft.model
     assert answering.under({}) is captioner
 
 
@@ -199,9 +199,9 @@ def test_errors_of_a_request(answering, captioner):
         answering.answer(PROMPT, GREEDY, ["gone.mp4"], "clip")
     lossy = Answering(
         Captioner(
-            profiles.override(captioner.profile, {"accept.rule": "lvspec"}),
-            captioner.target.model,
-            captioner.draft.model,
+            profiles.override(captioner.client.profile, {"accept.rule": "lvspec"}),
+            captioner.client.setup.target.model,
+            captioner.client.setup.draft.model,
         )
     )
     with pytest.raises(ProfileError, match="lvspec compares greedy choices"):

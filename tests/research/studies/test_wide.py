@@ -12,7 +12,7 @@ def test_it_loads_and_captions(monkeypatch, tmp_path):
     assert wide.main([str(tmp_path / "made"), "--size", "tiny", "--layers", "2"]) == 0
     overrides = {"models.target": str(tmp_path / "made"), "video.frames": 2, "generate.max_new_tokens": 4}
     with Captioner.from_profile("ar", overrides=overrides) as captioner:
-        text = captioner.target.model.model.config.text_config
+        text = captioner.client.setup.target.model.model.config.text_config
         assert (text.hidden_size, text.intermediate_size, text.num_hidden_layers) == (256, 384, 2)
         caption = captioner.caption(shipped()[0])
     assert caption.models["family"] == "qwen2_5_vl" and caption.counters["emitted"] >= 1

@@ -1,0 +1,187 @@
+"""A captioner's requests to the engine thread: what is submitted, with which parts it is decoded, and its events."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from vidspec import garbage, video
+from vidspec.config import profiles
+from vidspec.decoding.clip_inputs import ClipInputs
+from vidspec.decoding.decode import decode
+from vidspec.decoding.engine_thread import EngineThread, Flight
+from vidspec.decoding.request_setups import RequestSetups
+from vidspec.decoding.sequence import Sequence
+from vidspec.decoding.setup import PLAIN_DECODING, DecodingSetup
+from vidspec.decoding.tickets import Arrivals, Caller, ServingEvents, Ticket, serve
+from vidspec.embedded import ships
+from vidspec.errors import GenerationError
+from vidspec.events.events import Event, LoopLoad, Opened
+from vidspec.events.trace import Trace
+from vidspec.events.wake import WakeEvent
+from vidspec.models.request import CaptionRequest
+from vidspec.video.thumbnails import draw_thumbnails
+
+__all__ = ["EngineClient"]
+
+
+class EngineClient:
+    """Submits the requests of one profile to the thread that runs its models.
+
+    Any thread may submit: all requests share passes, and a text never depends on the others.
+
+    Args:
+        setup: the parts of the profile, with their models.
+
+    Attributes:
+        profile: the settings.
+        thread: runs the models, for all captioners of the same target.
+        inputs: reads clips and encodes them ahead.
+        return_probs: True to report the target's probability of each token in rounds; set it before a clip begins.
+        estimates_speedup: True to estimate the decode speed-up in the record, by timing some plain decoding steps after
+            the text (:mod:`vidspec.decoding.plain_step`); only for a clip that has the models to itself.
+    """
+
+    def __init__(self, setup: DecodingSetup) -> None:
+        self.profile, self._setups = setup.profile, RequestSetups(setup)
+        self.inputs = ClipInputs(self._setups)
+        self.thread = EngineThread.of(setup.target.model, *setup.devices)
+        self.return_probs = self.estimates_speedup = False
+        _ = setup.self_draft  # copy weights now, not with the first clip
+
+    @property
+    def setup(self) -> DecodingSetup:
+        """The parts of the profile.
+
+        Raises:
+            ClosedError: the captioner is closed.
+        """
+        return self._setups.base
+
+    def setup_of(self, request: CaptionRequest) -> DecodingSetup:
+        """Return the parts that decode a request, with its own options.
+
+        Raises:
+            ClosedError: the captioner is closed.
+            ProfileError: an option is unknown, or does not fit the profile.
+        """
+        return self._setups.of(request)
+
+    def submit(
+        self,
+        request: CaptionRequest,
+        caller: Caller | None = None,
+        deliver: Callable[[Event | Exception], None] | None = None,
+        *,
+        setup: DecodingSetup | None = None,
+        trace: Trace | None = None,
+        result_only: bool = False,
+    ) -> Ticket:
+        """Submit a clip that has been read.
+
+        Args:
+            request: the clip.
+            caller: limits how many of its clips are decoded at once; None for a caller with this clip alone.
+            deliver: called in the engine's thread with each event, at the end ``Finished`` or the exception; None to
+                keep them in the ticket.
+            setup: the parts that decode it; None for those of the request.
+            trace: times all work on the clip, its reading included.
+            result_only: True to deliver only ``Finished`` or the exception.
+
+        Raises:
+            ClosedError, ProfileError: as :meth:`setup_of`.
+            GenerationError: this process was forked from one that captioned with these models.
+        """
+        ticket = Ticket(self.thread.wake, deliver, result_only=result_only)
+        setup = setup or self.setup_of(request)
+        return self.thread.submit(Flight(ticket, caller or Caller(1), self, setup, request, trace))
+
+    def serve(self, arrivals: Arrivals, *, batch: int | None = None, wake: WakeEvent | None = None) -> ServingEvents:
+        """Caption clips as they arrive, several at a time: each pass of a model serves all clips that wait for it.
+
+        A clip's text does not depend on the others. Calls of other threads share the passes, as clips of one call do.
+
+        Args:
+            arrivals: the clips; used by the thread that iterates.
+            batch: most clips at a time; None to choose by memory and measured times.
+            wake: set when ``arrivals`` has something new.
+
+        Yields:
+            Events with the key of their clip: those of :meth:`Captioner.stream <vidspec.captioner.Captioner.stream>`,
+            or instead of the last the exception that ended the clip. Between them, with the key None, the load. Closing
+            the iterator abandons unfinished clips.
+        """
+        return serve(self.submit, arrivals, batch, wake or WakeEvent(), self._load)
+
+    def warm_up(self) -> None:
+        """Run everything once on a few grey frames, so that the next clip's timings include no first use."""
+        clip = video.Clip.of(np.full((4, 64, 64, 3), 127, dtype=np.uint8), range(4))
+        short = profiles.override(self.profile, {"generate.max_new_tokens": 16})
+        for profile in (short, profiles.override(short, PLAIN_DECODING)):
+            setup = self.setup.under(profile)
+            self.submit(CaptionRequest("", clip), setup=setup, result_only=True).result()
+
+    def close(self) -> None:
+        """End the draft's process and release the device memory of the models; a second call has no effect.
+
+        Unfinished requests end with ``ClosedError``.
+        """
+        setup = self._setups.close()
+        if setup is None:
+            return
+        devices, drafter, slot = setup.devices, setup.drafter, setup.slot
+        del setup
+        self.thread.end_calls(self)
+        self.inputs.vision.close()
+        if slot is not None:
+            slot.drop()
+        garbage.thaw()
+        if any(device.type == "cuda" for device in devices):
+            gc.collect()  # in case a hub model's modules refer to each other in cycles
+            torch.cuda.empty_cache()
+        if drafter is not None:
+            drafter.close()
+
+    def start(self, request: CaptionRequest, trace: Trace, setup: DecodingSetup) -> Sequence:
+        """Return the sequence of a submitted clip, which has emitted its first event. Called by the engine thread.
+
+        Args:
+            request: the clip.
+            trace: times all work on the clip.
+            setup: the parts that decode it.
+        """
+        sequence, clip = Sequence(request, trace), request.clip
+        if clip is not None and not request.text_only:
+            times, demo = tuple(float(t) for t in clip.timestamps), ships(setup.target.model.source)
+            thumbnails = draw_thumbnails(clip.frames, times)
+            sequence.emit(Opened(request.path, clip.facts, len(clip.frames), times, demo, thumbnails))
+        sequence.steps = decode(sequence, setup, self._with_defaults, self._can_estimate)
+        return sequence
+
+    def _load(self, caller: Caller) -> LoopLoad:
+        return caller.load(len(self.thread.loop), self.setup.slab)
+
+    def _with_defaults(self, request: CaptionRequest) -> CaptionRequest:
+        """Return the request with profile defaults and precomputed vision output.
+
+        Raises:
+            GenerationError: its prompt is empty, as one made of fields may be.
+        """
+        generate = self.profile.generate
+        if request.prompt is not None and not request.prompt.strip():
+            raise GenerationError(f"{request.path}: the prompt is empty", hint="leave it out for the profile's")
+        prompt, system = request.prompt or generate.prompt, request.system or generate.system
+        ahead, return_probs = self.inputs.vision.take(request.frames), request.return_probs or self.return_probs
+        return replace(request, prompt=prompt, system=system, ahead=ahead, return_probs=return_probs)
+
+    def _can_estimate(self, sequence: Sequence) -> bool:
+        """Return True if plain steps after the text are as fast as plain decoding of this clip by itself."""
+        cache, question = sequence.job.cache, sequence.job.question
+        undisturbed = not sequence.shared and (cache is None or (question is not None and question.kind == "turn"))
+        drafts = sequence.setup.acceptance is not None
+        wanted = sequence.job.estimates_speedup or (self.estimates_speedup and not self.inputs.vision.has_feed)
+        return wanted and undisturbed and drafts and not self.profile.prunes_the_target

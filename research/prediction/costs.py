@@ -47,7 +47,7 @@ __all__ = [
 #: Kernels of a fused block and around the blocks (``python -m research.counts``).
 BLOCK_LAUNCHES, OTHER_LAUNCHES = 10, 13
 #: Bytes of a weight; of int4 with a scale and a zero for each 64.
-WEIGHT_BYTES: Mapping[WeightPrecision, float] = {"bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 3 / 64}
+WEIGHT_BYTES: Mapping[WeightPrecision, float] = {"bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / 64}
 #: Share of the bandwidth that the kernels of quantised weights leave, by rows (docs/internals/engine.md); the
 #: instructions of a card without figures of its own are taken to be as scarce as those of the H100.
 _KERNEL_SHARES: Mapping[tuple[str, WeightPrecision], Mapping[int, float]] = {

@@ -61,7 +61,7 @@ def test_published_sizes():
     assert "| 0.5B | fused, int8 | " in lines[4] and "| 0.5B | fused, int4 | " in lines[5]
 
 
-@pytest.mark.parametrize(("weights", "bytes_"), [("int8", 1), ("int4", 0.5 + 3 / 64)])
+@pytest.mark.parametrize(("weights", "bytes_"), [("int8", 1), ("int4", 0.5 + 4 / 64)])
 def test_a_pass_of_quantised_weights_launches_no_more_than_one_of_bfloat16(weights, bytes_):
     """A draft's pass (``self-int8``, ``self-int4``): a product is one kernel, with its bias and what it is added to."""
     plain, found = (counted(SIZES["7B"], "fused", 25_000, weights=one) for one in (None, weights))

@@ -89,10 +89,10 @@ def test_weights_of_few_bits_are_as_fast_as_their_kernels():
     cost = ModelCost(10**9, 0, 0, "int4")
     seconds = {rows: cost.pass_seconds(SHEETS["h100"], rows, rows, 0) for rows in (1, 8, 16, 32, 64, 128)}
     reached = 0.78 * 3.35
-    assert [0.546875e-3 / one for one in seconds.values()] == pytest.approx(
+    assert [0.5625e-3 / one for one in seconds.values()] == pytest.approx(
         [0.95, 0.95, 0.81, 0.81, 0.28 * reached, 0.14 * reached]
     )
-    assert cost.pass_seconds(SHEETS["4090"], 32, 32, 0) == pytest.approx(0.546875e9 / 1.008e12 / 0.78)
+    assert cost.pass_seconds(SHEETS["4090"], 32, 32, 0) == pytest.approx(0.5625e9 / 1.008e12 / 0.78)
     eight = ModelCost(10**9, 0, 0, "int8")
     assert eight.pass_seconds(SHEETS["h200"], 1, 1, 0) == pytest.approx(1e9 / 2.1e12)
 
@@ -178,7 +178,7 @@ def test_copies_of_a_hybrid_read_the_prompt_again():
     cost = cost_of_known(target)
     found = {one.kind: one for one in draft_candidates(target.name, cost, [], MemoryWorkload(), entries=1000)}
     assert found["int4"].arguments == "--profile self-int4 --set draft.prefill=again"
-    assert found["int4"].bytes == round(cost.read * 0.546875) + cost.states + 1000 * cost.entry
+    assert found["int4"].bytes == round(cost.read * 0.5625) + cost.states + 1000 * cost.entry
 
 
 def test_weights_that_codes_replaced_are_read():
@@ -196,7 +196,7 @@ def test_drafts_of_a_published_target():
     siblings = [pair.draft for pair in known_pairs() if pair.target == target]
     found = {draft.kind: draft for draft in draft_candidates(target.name, cost, siblings, MemoryWorkload())}
     assert set(found) == {"int4", "int8", "model", "eagle3"}
-    assert found["int4"].bytes == pytest.approx(SIZES["7B"].read * 0.546875)
+    assert found["int4"].bytes == pytest.approx(SIZES["7B"].read * 0.5625)
     assert found["model"].cost.read == SIZES["3B"].read and found["model"].assumed == ACCEPTANCE["model"]
     assert found["int8"].arguments == "--profile self-int8"
     assert found["model"].arguments == "--profile vanilla-sd-auto --draft Qwen/Qwen2.5-VL-3B-Instruct"

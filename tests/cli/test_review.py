@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("uvicorn")
 from starlette.testclient import TestClient
 
-from tests.fake_captioner import TEXT, FakeCaptioner, record
+from tests.fake_captioner import SHORT, TEXT, FakeCaptioner, record
 from tests.serve.servers import running
 from vidspec.config.run_spec import RunSpec
 from vidspec.embedded.samples import shipped
@@ -115,6 +115,14 @@ def test_it_shows_what_is_on_the_disk(vidspec):
     assert page.rows()["k/d/good.mp4"][2] == "&lt;b&gt;by hand&lt;/b&gt;"
     Path("k/a/good.txt").write_text("edited")
     assert page.rows()["k/a/good.mp4"][0] == "edited"
+
+
+def test_the_text_before_a_rewrite_and_the_summary_are_folded(vidspec):
+    passes = ("--rewrite", "shorter", "--segment", "1.5s", "--summary")
+    assert vidspec("caption", "k/a", "--format", "txt", *passes).code == 0
+    page = Page("k/a").client.get(f"/{TOKEN}/").text
+    texts = re.findall(r'<details><summary>([^<]*)</summary><div class="caption">(.*?)</div>', page, re.DOTALL)
+    assert texts == [("Before the rewrite", f"{TEXT}\n{TEXT}"), ("Summary of the whole clip", SHORT)]
 
 
 def test_a_caption_that_a_stopped_run_would_replace_is_superseded(vidspec):

@@ -350,6 +350,12 @@ class RunSpec(BaseModel):
                     )
 
     @property
+    def second_texts(self) -> tuple[str, ...]:
+        """Keys of texts beside the caption that a record of the run may have."""
+        rewrites = self.rewrite is not None or self.rewrite_file is not None
+        return ("original",) * rewrites + ("summary",) * self.summary
+
+    @property
     def _timed(self) -> bool:
         return style_schema(self.style) is not None
 

@@ -85,9 +85,9 @@ def plan_destinations(
     from vidspec.runs.sidecars import SegmentNames, SidecarNames, check_sidecar_names
     from vidspec.runs.stores import is_url
 
-    data = schema_properties(profile.generate.grammar_schema)
+    data, texts = schema_properties(profile.generate.grammar_schema), spec.second_texts
     if writes_parts(spec, forms, entries):
-        forms = [make_format(form.name, data=data) for form in forms]
+        forms = [make_format(form.name, data=data, texts=texts) for form in forms]
         _check_existing(spec, ())
         return [Destination(tuple(forms), parts=spec.output_dir)]
     if any(is_url(name or "") for name in (spec.output, spec.output_dir)):
@@ -112,7 +112,8 @@ def plan_destinations(
         if path is not None and spec.output is not None:
             check_output(path, [entry.path for entry in entries], "--output")
         folder = path.parent if path else "."
-        form = make_format(form.name, several=found.several, raw_csv=spec.csv_raw, data=data, folder=folder)
+        several, raw = found.several, spec.csv_raw
+        form = make_format(form.name, several=several, raw_csv=raw, data=data, texts=texts, folder=folder)
         for entry in entries:
             form.check_clip(entry.path, entry.shard)
         destinations.append(Destination((form,), path))

@@ -207,7 +207,7 @@ def _read_text(path: Path) -> str:
     try:
         return read_text(path, LONGEST_PROMPT, str(path)).strip()
     except UsageError as error:
-        hint = error.hint or "convert it, or --existing replace"
+        hint = error.hint or "convert it, or give --existing replace"
         raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
 
 

@@ -119,7 +119,7 @@ def plan_destinations(
         destinations.append(Destination((form,), path))
     if each and spec.output_dir is None and any(entry.shard for entry in entries):
         message = f"--format {each[0].form.name}: a clip of a shard has no folder of its own"
-        raise UsageError(message, hint="--output-dir DIR")
+        raise UsageError(message, hint="name one with --output-dir DIR")
     if each:
         check_sidecar_names(each, entries)
         destinations.append(Destination(tuple(one.form for one in each), names=tuple(each)))
@@ -130,7 +130,7 @@ def plan_destinations(
     for option in ("overwrite", "retry_failed", "checksum"):
         if getattr(spec, option) and not any(one.path or one.names or one.segments for one in destinations):
             name = option.replace("_", "-")
-            raise UsageError(f"--{name} needs an output file", hint="-o FILE or --output-dir DIR")
+            raise UsageError(f"--{name} needs an output file", hint="name one with -o FILE or --output-dir DIR")
     _check_existing(spec, each or [one.segments for one in destinations if one.segments])
     if spec.output_dir is not None and os.path.exists(spec.output_dir) and not os.path.isdir(spec.output_dir):
         raise UsageError(f"--output-dir {spec.output_dir}: is not a folder")
@@ -191,16 +191,18 @@ def _check_place(
     """Refuse a file for all clips, or standard output, that cannot hold a format or already holds another one."""
     names = ",".join(one.name for one in forms)
     if path is None and form.update == "end":
-        raise UsageError(f"--format {form.name} needs a file", hint=f"-o FILE{form.suffix} or --output-dir DIR")
+        raise UsageError(
+            f"--format {form.name} needs a file", hint=f"name one with -o FILE{form.suffix} or --output-dir DIR"
+        )
     if path in taken:
         if path is None:
             message = f"--format {names}: standard output takes one format"
-            raise UsageError(message, hint="-o FILE or --output-dir DIR")
+            raise UsageError(message, hint="name one with -o FILE or --output-dir DIR")
         raise UsageError(f"--format {names}: two would share the file {path}")
     streams = path is None and form.update == "append"
     regular = path is None or not path.exists() or path.is_file()
     if several and form.one_clip and regular and not streams:
-        hint = f"--format {form.name} without --output"
+        hint = f"give --format {form.name} without --output"
         raise UsageError(f"--format {form.name}: several clips need a file each", hint=hint)
 
 

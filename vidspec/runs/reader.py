@@ -188,7 +188,7 @@ class ClipReader:
                 problem, kind, hint = f"not read within {self.timeout:g} s", "timeout", "raise --timeout"
             else:
                 problem = f"no packet and no frame came for {self.stall:g} s"
-                kind, hint = "stalled", "of slow storage raise --stall"
+                kind, hint = "stalled", "raise --stall if the storage is slow"
             raise VideoError(f"{path}: {problem}", kind=kind, hint=hint) from None
         if isinstance(answer, Exception):
             try:

@@ -96,7 +96,7 @@ def check_reviewable(planned: RunPlan) -> SidecarNames:
     several = [names for place in planned.destinations for names in place.names]
     if len(several) != 1 or len(planned.destinations) != 1 or several[0].form.suffix == ".json":
         message = f"--format {planned.spec.format}: review edits one file of text for each clip"
-        raise UsageError(message, hint="--format txt, which caption and review both take")
+        raise UsageError(message, hint="give --format txt, which caption and review both take")
     for job in planned.entries:
         if job.shard is not None or is_shard(job.path) or is_url(job.path):
             raise UsageError(f"{job.path}: review needs clips that are files", hint="unpack or fetch them")

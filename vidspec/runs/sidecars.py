@@ -44,7 +44,8 @@ class SidecarNames:
         unknown = sorted(fields - set(FIELDS))
         if unknown:
             raise UsageError(
-                f"--name {self.template}: there is no field {{{unknown[0]}}}", hint=f"fields: {', '.join(FIELDS)}"
+                f"--name {self.template}: there is no field {{{unknown[0]}}}",
+                hint=f"the fields are {', '.join(FIELDS)}",
             )
         if os.path.isabs(self.template) or os.pardir in self.template.split("/"):
             raise UsageError(f"--name {self.template}: leads out of the folder")

@@ -254,7 +254,11 @@ def test_a_page_without_a_server_is_for_reading_only(vidspec):
     ran = vidspec("review", "k", "-o", "page.html")
     assert (ran.code, ran.err) == (0, "page.html: 3 clips, for reading only\n")
     page = Path("page.html").read_text()
-    assert "Read-only" in page and page.count(" readonly>") == 3 and "data-do=" not in page.partition("<script>")[0]
+    assert (
+        "3 written. <strong>Read-only<" in " ".join(page.split())
+        and page.count(" readonly>") == 3
+        and "data-do=" not in page.partition("<script>")[0]
+    )
     assert 'src="k/a/%231%20%2541.mp4"' in page and page.count("<dt>tokens/s</dt>") == 3
     assert FakeCaptioner.made[1:] == []
 

@@ -73,6 +73,14 @@ def test_the_sound_is_that_of_the_part(tmp_path, codec, kept):
     assert levels[1] > 0.2 > 0.02 > max(levels[0], levels[2])
 
 
+def test_a_part_after_the_end_of_the_sound_has_none(tmp_path):
+    film, part = clips.make(tmp_path / "film.mp4", audio=True), tmp_path / "part.mp4"
+    for start, streams in ((0.2, 2), (1.2, 1)):
+        write_part(str(film), start, start + 0.4, str(part))
+        with av.open(str(part)) as found:
+            assert len(found.streams) == streams
+
+
 def test_the_same_part_has_the_same_bytes(tmp_path):
     film = clips.make(tmp_path / "film.mp4", audio=True)
     parts = []

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from fractions import Fraction
 from functools import lru_cache
+from itertools import chain
 from typing import Literal, TypeAlias, cast
 
 import av
@@ -111,8 +112,8 @@ def _write(index: Index, start: float, end: float, out: str, allow_damaged: bool
 
 def _exact_packets(
     index: Index, source: InputContainer, stream: av.VideoStream, low: int, high: int
-) -> list[av.Packet[Stream]] | None:
-    """Return the packets of exactly the frames ``low`` to ``high``, which depend on no others; None if there are none.
+) -> Iterator[tuple[av.Packet[Stream], int]] | None:
+    """Return the packets of exactly the frames ``low`` to ``high``, with decoding times; None if others are needed.
 
     So the first frame is a key frame, and no frame from ``high`` on comes before one of the part in decoding order.
     """
@@ -123,47 +124,49 @@ def _exact_packets(
         return None
     key = int(np.flatnonzero(index.key_pts == first)[0])
     for goal in dict.fromkeys((first, int(index.key_dts[key]))):  # containers seek by one or the other
-        with suppress(av.error.FFmpegError):
-            source.seek(goal, stream=stream, backward=True)
-        found = _packets_between(source, stream, first, last)
-        if sorted(packet.pts or 0 for packet in found) == index.pts[low:high].tolist():
-            return found
+        # Read twice, as the packets of a long part may not fit into memory.
+        times = [packet.pts or 0 for packet in _packets_from(source, stream, goal, first, last)]
+        while times and times[-1] > last:
+            times.pop()
+        if sorted(times) == index.pts[low:high].tolist():
+            delay = max(shown - time for shown, time in zip(sorted(times), times, strict=True))
+            decoded = [shown - delay for shown in sorted(times)]  # after a seek some containers give none
+            return zip(_packets_from(source, stream, goal, first, last), decoded, strict=False)
     return None
 
 
-def _packets_between(source: InputContainer, stream: av.VideoStream, first: int, last: int) -> list[av.Packet[Stream]]:
-    """Return the packets from the key frame ``first`` to the one after ``last``, without the frames after ``last``.
+def _packets_from(
+    source: InputContainer, stream: av.VideoStream, goal: int, first: int, last: int
+) -> Iterator[av.Packet[Stream]]:
+    """Yield the packets from the key frame ``first`` until before the one after ``last``.
 
-    Leading pictures of the first key frame are left out: nothing after it depends on them. Frames after ``last`` stay
-    if they are decoded before others.
+    Leading pictures of the first key frame are left out: nothing after it depends on them.
     """
-    found: list[av.Packet[Stream]] = []
+    with suppress(av.error.FFmpegError):
+        source.seek(goal, stream=stream, backward=True)
+    began = False
     for packet in packets_of(source, stream):
         if packet.pts is None or not packet.size:
             continue
-        if not found and (packet.pts != first or not packet.is_keyframe):
-            if packet.pts > first:
-                break
-            continue
-        if packet.is_keyframe and packet.pts > last:
-            break
-        if packet.pts >= first:
-            found.append(packet)
-    while found and (found[-1].pts or 0) > last:
-        found.pop()
-    return found
+        began = began or (packet.pts == first and packet.is_keyframe)
+        if (packet.pts > first and not began) or (packet.is_keyframe and packet.pts > last):
+            return
+        if began and packet.pts >= first:
+            yield packet
 
 
 def _copied(
-    target: OutputContainer, stream: av.VideoStream, packets: Sequence[av.Packet[Stream]], first: int
+    target: OutputContainer, stream: av.VideoStream, packets: Iterator[tuple[av.Packet[Stream], int]], first: int
 ) -> Iterator[TimedPacket]:
     new = target.add_stream_from_template(stream)
     base = Fraction(stream.time_base or 1)
-    times = [packet.pts or 0 for packet in packets]
-    delay = max(shown - time for shown, time in zip(sorted(times), times, strict=True))
-    for packet, shown in zip(packets, sorted(times), strict=True):
-        packet.dts = shown - delay  # after a seek some containers give none
-    return (_moved(packet, new, first, base) for packet in packets)
+
+    def shifted() -> Iterator[TimedPacket]:
+        for packet, decoded in packets:
+            packet.dts = decoded
+            yield _moved(packet, new, first, base)
+
+    return shifted()
 
 
 def _moved(packet: av.Packet[Stream], to: Stream, first: int, base: Fraction) -> TimedPacket:
@@ -222,6 +225,9 @@ def _sound(index: Index, source: InputContainer, target: OutputContainer, low: i
     begin = round(int(index.pts[low]) * index.time_base / base)
     end = round(int(index.pts[high]) * index.time_base / base) if high < len(index) else None
     packets = _sound_packets(source, stream, begin, end)
+    if (one := next(packets, None)) is None:
+        return iter(())
+    packets = chain([one], packets)
     if codec_name(stream.codec_context) in _COPIED_SOUND:
         new = target.add_stream_from_template(stream)
         return (_moved(packet, new, begin, base) for packet in packets)
@@ -256,9 +262,9 @@ def _encoded_sound(
     new = target.add_stream("aac", rate=rate, layout=layout)
 
     def frames() -> Iterator[av.AudioFrame]:
-        for packet in packets:
-            yield from decoder.decode(packet)
-        yield from decoder.decode(None)
+        for packet in chain(packets, [None]):
+            with suppress(av.error.FFmpegError):  # sound that is damaged leaves a gap
+                yield from decoder.decode(packet)
 
     def encoded() -> Iterator[TimedPacket]:
         for frame in frames():

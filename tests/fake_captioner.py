@@ -30,6 +30,7 @@ from vidspec.models.request import CaptionRequest
 from vidspec.models.vision_ahead import VisionAhead
 from vidspec.runs.reader import ClipReader
 from vidspec.video.base import Clip
+from vidspec.video.cutting import CutKind
 
 TEXT = "A red circle\nmoves left."
 SHORT = "A circle moves."
@@ -300,6 +301,13 @@ class FakeReader(ClipReader):
 
     def segments(self, path: str, segment: object, start: object, end: object) -> list[tuple[float, float]]:
         return [(0.0, 1.5), (1.5, 3.0)]
+
+    def write_segment(self, path: str, start: float, end: float, out: str, *, allow_damaged: bool) -> CutKind:
+        with open(out, "w") as file:
+            file.write(f"{path} ")
+            file.flush()
+            file.write(f"{start} {end}")
+        return "copied"
 
     def close(self) -> None:
         pass

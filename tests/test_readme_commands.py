@@ -147,7 +147,7 @@ def run(line, capfd):
 def test_the_commands_of_a_page(page, folder, capfd):
     for title, line in pages()[page]:
         if title not in FAKED:
-            assert run(line, capfd) or re.search(" -o |--output-dir|--format txt|^cp |^mkdir |^tar |> ", line), (
+            assert run(line, capfd) or re.search(" -o |--output-dir|--cut |--format txt|^cp |^mkdir |^tar |> ", line), (
                 f"{line}: printed nothing"
             )
 

@@ -117,7 +117,9 @@ class Captioner:
         fields, keys = split_keywords(models | options)
         profile = str(fields.pop("profile", None) or os.environ.get("VIDSPEC_PROFILE") or "") or None
         if fields:
-            raise UsageError(f"{min(fields)}: is an option of a run, not of a captioner", hint="vidspec.run(...)")
+            raise UsageError(
+                f"{min(fields)}: is an option of a run, not of a captioner", hint="vidspec.run(...) takes it"
+            )
         return cls.from_profile(resolve_profile(profile, keys, read_config()).profile)
 
     def __enter__(self) -> Captioner:
@@ -231,7 +233,7 @@ class Captioner:
             ArgumentError, ProfileError: an argument is unknown or does not fit the profile; raised by the call itself.
         """
         if isinstance(paths, str | Path):
-            raise ArgumentError("caption_many takes several paths", hint="caption(path), or [path]")
+            raise ArgumentError("caption_many takes several paths", hint="call caption(path), or pass [path]")
         if on_error not in ("raise", "record"):
             raise ArgumentError(f"on_error must be raise or record, not {on_error!r}")
         first = self._make_request("caption_many", "", options)

@@ -254,7 +254,7 @@ def test_too_few_blocks_for_so_little():
     for method in (FastVPruner(), PyramidDropPruner(), SparseVLMPruner(), DyCokeTargetPruner()):
         with pytest.raises(ModelError, match="the first of 8 blocks reads everything, 12% of all") as caught:
             method.stages(8)
-        assert caught.value.hint == "--set lossy.retention=0.17"
+        assert caught.value.hint == "give --set lossy.retention=0.17"
     with pytest.raises(ProfileError, match=r"lossy\.retention: 0\.5 is more than the 0\.475 that merging leaves"):
         DyCokeTargetPruner(retention=0.5)
 

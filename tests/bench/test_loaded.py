@@ -41,7 +41,7 @@ def test_a_target_of_codes_is_measured_as_one_and_never_silently_otherwise():
     assert [one.caption(shipped()[0]).models["weights"] for one in (ours, theirs)] == ["int8", None]
     with pytest.raises(UsageError, match="profile ar wants another target") as caught:
         plain.captioner("ar+models.weights=int4")
-    assert caught.value.hint == "--weights int4 for all"
+    assert caught.value.hint == "give --weights int4 for all"
 
 
 def test_a_draft_is_kept_as_the_profile_has_it():

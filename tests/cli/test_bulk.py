@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from tests.cli.effects import streamed_paths
 from tests.cli.terminals import Terminal
-from tests.fake_captioner import TEXT, FakeCaptioner
+from tests.fake_captioner import SHORT, TEXT, FakeCaptioner
 from vidspec.cli import main
 from vidspec.config.prompts import STYLES
 from vidspec.runs.schema import record_schema
@@ -177,6 +177,20 @@ def test_sidecars_beside_and_below(vidspec, clips):
     assert left("out") == ["out/a/good.mp4.json", "out/b/good.mkv.json", "out/good.webm.json"]
     vidspec("caption", clips, "--format", "jsonl", "--output-dir", "lines")
     assert left("lines") == ["lines/captions.jsonl"] and len(lines("lines/captions.jsonl")) == 4
+
+
+def test_tables_hold_the_text_before_a_rewrite_and_the_summary(vidspec):
+    command = ("caption", "good.mp4", "--segment", "1.5s", "--rewrite", "shorter", "--summary")
+    assert vidspec(*command, "-o", "all.csv").code == 0
+    with Path("all.csv").open(newline="") as file:
+        first, last = csv.DictReader(file)
+    assert (first["caption"], first["original"], first["summary"]) == (SHORT, TEXT, "")
+    assert (last["caption"], last["original"], last["summary"]) == (SHORT, TEXT, SHORT)
+    assert vidspec(*command, "-o", "all.jsonl").code == 0
+    assert vidspec("merge", "all.jsonl", "-o", "merged.csv", "--format", "csv").code == 0
+    assert Path("merged.csv").read_bytes() == Path("all.csv").read_bytes()
+    assert vidspec("caption", "good.mp4", "-o", "plain.csv").code == 0
+    assert "original" not in Path("plain.csv").read_text()
 
 
 def test_segments_become_cues(vidspec):
@@ -344,7 +358,7 @@ def test_a_job_array_needs_no_options(vidspec, clips, monkeypatch):
         (("x", "--name", "{nope}"), "--name {nope}: there is no field {nope}"),
         (("x", "y", "--format", "srt", "-o", "-"), "--format srt: several clips need a file each"),
         (("x.mp4", "x.mkv", "--format", "txt"), "x.mp4 and x.mkv would share the file x.txt"),
-        (("x", "--retry-failed"), "--retry-failed needs an output file (-o FILE"),
+        (("x", "--retry-failed"), "--retry-failed needs an output file (name one with -o FILE"),
         (("x", "--overwrite", "-o", "-"), "--overwrite needs an output file"),
         (("x", "--shard", "3/2"), "--shard 3/2: must be I/N"),
         (("x", "--address", "y"), "--address needs --engine ray"),

@@ -243,7 +243,10 @@ def test_interrupted_while_loading(vidspec, monkeypatch):
         (("x", "--frames", "many"), "Invalid value for '--frames'"),
         (("x", "--format", "xml"), "--format xml: must be one of "),
         (("x", "--format", "jsonl,"), "--format jsonl,: must be one of "),
-        (("x", "--format", "json,csv"), "--format json,csv: standard output takes one format (-o FILE or"),
+        (
+            ("x", "--format", "json,csv"),
+            "--format json,csv: standard output takes one format (name one with -o FILE or",
+        ),
         (("x", "--format", "txt,webdataset-txt"), "--format txt,webdataset-txt: two would share the file x.txt"),
         (("x", "--format", "text,txt", "-o", "y"), "--format text,txt: two would share the file y.txt"),
         (("x", "y", "--format", "jsonl,srt", "-o", "z"), "--format srt: several clips need a file each"),

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("uvicorn")
 from starlette.testclient import TestClient
 
-from tests.fake_captioner import TEXT, FakeCaptioner, record
+from tests.fake_captioner import SHORT, TEXT, FakeCaptioner, record
 from tests.serve.servers import running
 from vidspec.config.run_spec import RunSpec
 from vidspec.embedded.samples import shipped
@@ -115,6 +115,14 @@ def test_it_shows_what_is_on_the_disk(vidspec):
     assert page.rows()["k/d/good.mp4"][2] == "&lt;b&gt;by hand&lt;/b&gt;"
     Path("k/a/good.txt").write_text("edited")
     assert page.rows()["k/a/good.mp4"][0] == "edited"
+
+
+def test_the_text_before_a_rewrite_and_the_summary_are_folded(vidspec):
+    passes = ("--rewrite", "shorter", "--segment", "1.5s", "--summary")
+    assert vidspec("caption", "k/a", "--format", "txt", *passes).code == 0
+    page = Page("k/a").client.get(f"/{TOKEN}/").text
+    texts = re.findall(r'<details><summary>([^<]*)</summary><div class="caption">(.*?)</div>', page, re.DOTALL)
+    assert texts == [("Before the rewrite", f"{TEXT}\n{TEXT}"), ("Summary of the whole clip", SHORT)]
 
 
 def test_a_caption_that_a_stopped_run_would_replace_is_superseded(vidspec):
@@ -246,7 +254,11 @@ def test_a_page_without_a_server_is_for_reading_only(vidspec):
     ran = vidspec("review", "k", "-o", "page.html")
     assert (ran.code, ran.err) == (0, "page.html: 3 clips, for reading only\n")
     page = Path("page.html").read_text()
-    assert "Read-only" in page and page.count(" readonly>") == 3 and "data-do=" not in page.partition("<script>")[0]
+    assert (
+        "3 written. <strong>Read-only<" in " ".join(page.split())
+        and page.count(" readonly>") == 3
+        and "data-do=" not in page.partition("<script>")[0]
+    )
     assert 'src="k/a/%231%20%2541.mp4"' in page and page.count("<dt>tokens/s</dt>") == 3
     assert FakeCaptioner.made[1:] == []
 

@@ -106,7 +106,7 @@ def test_other_settings_want_another_folder_or_overwrite(vidspec):
     vidspec(*args)
     ran = vidspec(*args, "--prompt", "Other?")
     assert ran.code == 2 and ran.err.strip().endswith(
-        "out/00000.parquet: was made with other settings (--overwrite, or another --output-dir)"
+        "out/00000.parquet: was made with other settings (give --overwrite, or another --output-dir)"
     )
     assert vidspec(*args, "--prompt", "Other?", "--overwrite").code == 0
     assert sorted(os.listdir("out")) == ["00000.parquet", "00000.parquet~"]
@@ -158,7 +158,7 @@ def test_rows_that_name_what_they_may_not(vidspec):
     ran = vidspec("caption", "d/v.parquet", "-o", "out.jsonl")
     records = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
     assert ran.code == 1 and [one["error"] and one["error"]["kind"] for one in records] == [None, *["refused"] * 3]
-    assert streamed_paths() == ["d/good.mp4"] and "--allow-urls https://example.org if it may be read" in ran.err
+    assert streamed_paths() == ["d/good.mp4"] and "give --allow-urls https://example.org if it may be read" in ran.err
     ran = vidspec("caption", "d/v.parquet", "-o", "out.jsonl", "--retry-failed", "--allow-paths", ".")
     assert streamed_paths() == ["d/good.mp4", "d/../good.mp4"]
 
@@ -346,7 +346,7 @@ def test_memory_of_the_run_does_not_grow_with_the_shards(vidspec, monkeypatch):
         (("--heatmap", "x.png"), "--heatmap needs clips that are files, not shards"),
         (("--checksum",), "--checksum needs clips that are files, not shards"),
         (("--format", "parquet,jsonl"), "--format parquet of shards excludes other formats"),
-        (("--column", "x", "v.parquet"), "v.parquet: has no column x (--column NAME, of mp4 (binary))"),
+        (("--column", "x", "v.parquet"), "v.parquet: has no column x (name one with --column: mp4 (binary))"),
     ],
 )
 def test_what_shards_do_not_take(vidspec, args, message):

@@ -78,10 +78,10 @@ def test_names_that_users_type():
     assert named_card("a100-40GB") == cards()["a100-40gb"]
     with pytest.raises(UsageError, match="--card h10: not in the table") as error:
         named_card("h10")
-    assert error.value.hint.startswith("did you mean h100? known: l4, ")
+    assert error.value.hint.startswith("did you mean h100? the known ones are l4, ")
     with pytest.raises(UsageError, match="--card gaudi: not in the table") as error:
         named_card("gaudi")
-    assert error.value.hint.startswith("known: l4, ")
+    assert error.value.hint.startswith("the known ones are l4, ")
 
 
 @pytest.mark.parametrize("name", ["t4", "Tesla T4", "V100", "RTX 2080", "rtx-2080", "2080"])

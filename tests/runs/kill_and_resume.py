@@ -21,6 +21,7 @@ import webvtt  # noqa: F401
 import vidspec.cli.terminal
 import vidspec.config.user_config
 import vidspec.runs.local
+import vidspec.runs.segment_files
 from tests.fake_captioner import FakeCaptioner, FakeReader
 from vidspec.cli import main
 
@@ -49,7 +50,7 @@ def run(seed, kills, seconds, args):
     module = ModuleType("vidspec.captioner")
     module.Captioner = SlowCaptioner
     sys.modules["vidspec.captioner"] = module
-    vidspec.runs.local.ClipReader = FakeReader
+    vidspec.runs.local.ClipReader = vidspec.runs.segment_files.ClipReader = FakeReader
     done = 0
     while True:
         child = once(args)

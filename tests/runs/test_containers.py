@@ -220,7 +220,7 @@ def test_a_field_of_structs_is_a_column():
     literal = table("x.parquet", {"video.path": ["c.mp4"], "video": pyarrow.array(rows[:1], kind)})
     assert [job.path for job in shard_members(literal, "video.path")] == ["./c.mp4"]
     for wrong in ("video.file", "video.path.x", "id.x", "video.", ".path"):
-        with pytest.raises(UsageError, match=rf"has no column {wrong} \(--column NAME, of video \(struct<bytes"):
+        with pytest.raises(UsageError, match=rf"has no column {wrong} \(name one with --column: video \(struct<bytes"):
             shard_members(shard, wrong)
 
 
@@ -267,10 +267,10 @@ def test_rows_of_paths_are_beside_the_file():
 
 def test_the_column_is_named_or_the_only_one():
     job = table("v.parquet", {"a": [b"1"], "b": [b"2"], "note": ["x"]})
-    with pytest.raises(UsageError, match=r"which column .*--column NAME, of a \(binary\), b \(binary\), note"):
+    with pytest.raises(UsageError, match=r"which column .*name one with --column: a \(binary\), b \(binary\), note"):
         shard_members(job)
     assert content(shard_members(job, "b")[0]) == b"2"
-    with pytest.raises(UsageError, match=r"v.parquet: has no column c \(--column NAME, of a \(binary\)"):
+    with pytest.raises(UsageError, match=r"v.parquet: has no column c \(name one with --column: a \(binary\)"):
         shard_members(job, "c")
 
 

@@ -255,7 +255,7 @@ def test_a_redirect_from_https_to_http(certificate, server, monkeypatch):
         secure.elsewhere = f"{elsewhere}/good.mp4"
         error = failure(f"{url}/away.mp4")
         assert error.kind == "refused" and f"leads to {elsewhere}, without encryption" in error.message
-        assert error.hint.startswith(f"--allow-urls {elsewhere}, if") and not plain.seen
+        assert error.hint.startswith(f"give --allow-urls {elsewhere} if") and not plain.seen
         assert fetched(f"{url}/away.mp4", named=(elsewhere,)) == TAR
         secure.elsewhere = f"{url}/good.mp4"
         assert fetched(f"{url}/away.mp4") == TAR, "to https"
@@ -300,7 +300,7 @@ def test_paths_below_the_folder_only(tmp_path):
     found = shard_members(Job("in/v.parquet"))
     assert [job.error is None for job in found] == [True] * len(inside) + [False] * len(outside)
     assert {job.error.kind for job in found[len(inside) :]} == {"refused"}
-    assert found[4].error.hint == f"--allow-paths {tmp_path / 'out'} if it may be read"
+    assert found[4].error.hint == f"give --allow-paths {tmp_path / 'out'} if it may be read"
     allowed = shard_members(Job("in/v.parquet"), limits=FetchLimits(access=Access(paths=("out",))))
     assert [job.path for job in allowed if job.error is not None] == ["in/v.parquet/00007"]
 

@@ -309,6 +309,26 @@ def test_tables_have_a_column_for_each_property(recorded):
     assert all(value == "" for value in list(rows[1].values())[len(CSV_COLUMNS) :])
 
 
+def test_tables_of_runs_with_second_passes_have_their_texts(recorded):
+    """Other tables are as before."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    original = {"text": "=Long,\nand wordy.", "ended": "eos"}
+    records = [recorded(changes={"original": original}), recorded("b.mp4", changes={"summary": "It moves."})]
+    texts = ("original", "summary")
+    table = make_format("csv", texts=texts, data={"count": {}})
+    rows = list(csv.DictReader(io.StringIO(table.content(records).decode(), newline="")))
+    assert list(rows[0]) == [*CSV_COLUMNS, *texts, "data_count"]
+    assert [[row[name] for name in texts] for row in rows] == [["'=Long,\nand wordy.", ""], ["", "It moves."]]
+    form = make_format("parquet", texts=texts)
+    content = form.content(records)
+    rows = parquet.read_table(io.BytesIO(content)).to_pylist()
+    assert [row["original"] for row in rows] == [original, None] and [row["summary"] for row in rows][1] == "It moves."
+    read = [*form.read_records(io.BytesIO(content))]
+    assert [[one.get(name) for name in texts] for one in read] == [[original, None], [None, "It moves."]]
+    for name in ("csv", "parquet"):
+        assert b"original" not in make_format(name).content([recorded(), recorded("b.mp4")])
+
+
 def test_parquet_has_typed_columns_and_the_whole_answer(recorded, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     form = make_format("parquet", data=PROPERTIES)

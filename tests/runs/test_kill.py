@@ -64,6 +64,7 @@ def environment(where):
         pytest.param(("--format", "vtt", "--output-dir", "out", "--batch", "4"), id="vtt", marks=pytest.mark.full),
         pytest.param(("--format", "jsonl,csv,txt", "--output-dir", "out", "--batch", "4"), id="several"),
         pytest.param(("--format", "csv,txt", "--output-dir", "out", "--segment", "2s", *PASSES), id="second passes"),
+        pytest.param(("--segment", "2s", "--cut", "out", "--batch", "4"), id="cut"),
     ],
 )
 def test_killed_again_and_again(clips, tmp_path, args):

@@ -81,7 +81,7 @@ def test_a_rewrite_that_fails_is_a_failed_clip_with_the_original(captioner):
     assert one.caption.error == {
         "stage": "rewrite",
         "kind": "context",
-        "message": "wordy.mp4: its rewrite: a prompt of 9 tokens is too long (fewer --max-new-tokens)",
+        "message": "wordy.mp4: its rewrite: a prompt of 9 tokens is too long (take fewer --max-new-tokens)",
     }
     assert one.caption.original["text"] == one.caption.text_about_video == TEXT
 
@@ -132,7 +132,7 @@ def test_summaries_are_of_captions_as_the_model_wrote_them(captioner):
 def test_a_summary_that_fails_keeps_the_caption(captioner):
     first, last = outcomes(captioner, FILM, Job("wordy.mp4"))
     assert first.error is None and last.caption.caption == TEXT and last.caption.summary is None
-    assert last.caption.error["stage"] == "summary" and "(longer segments)" in last.caption.error["message"]
+    assert last.caption.error["stage"] == "summary" and "(take longer segments)" in last.caption.error["message"]
 
 
 def test_failed_segments_are_left_out_of_the_summary(captioner):

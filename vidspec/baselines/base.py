@@ -168,7 +168,7 @@ def whole_blocks(wanted: int, depth: int, retention: float) -> int:
     if budget <= 1 and retention < 1:
         raise ModelError(
             f"lossy.retention {retention:g}: the first of {depth} blocks reads everything, {1 / depth:.0%} of all",
-            hint=f"--set lossy.retention={math.floor(100 / depth) / 100 + 0.05:g}",
+            hint=f"give --set lossy.retention={math.floor(100 / depth) / 100 + 0.05:g}",
         )
     return max(1, min(wanted, math.floor(0.9 * budget)))
 

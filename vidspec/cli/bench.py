@@ -83,7 +83,7 @@ class BenchOptions:
         if named := next((key for key in keys if key.startswith("models.")), None):
             raise UsageError(
                 f"--set {named}: all profiles share the models",
-                hint="--pair, --target, --draft, --device, --dtype, --weights or --threads",
+                hint="set --pair, --target, --draft, --device, --dtype, --weights or --threads",
             )
         return keys
 

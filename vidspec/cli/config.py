@@ -80,7 +80,7 @@ def keys(
 
     known = key_sections()
     if missing := [name for name in sections or () if name not in known]:
-        raise UsageError(f"profiles have no section {missing[0]}", hint=f"sections: {', '.join(known)}")
+        raise UsageError(f"profiles have no section {missing[0]}", hint=f"the sections are {', '.join(known)}")
     shown = {name: known[name] for name in sections or known}
     found = [key for _, listed in shown.values() for key in listed]
     if form == "json":

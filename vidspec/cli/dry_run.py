@@ -133,7 +133,9 @@ def _segments_text(left: Sequence[PlannedClip]) -> str:
 def _destinations_text(destinations: Sequence[Destination]) -> str:
     places = []
     for destination in destinations:
-        if destination.names:
+        if destination.segments is not None:
+            places.append(f"a video and a caption for each segment in {destination.segments.folder}")
+        elif destination.names:
             places.append(f"a file for each clip ({', '.join(form.name for form in destination.forms)})")
         else:
             places.append(

@@ -39,7 +39,7 @@ def merge(
     debug: DebugOption = False,
 ) -> None:
     """Merge the records of several runs or shards, sorted by path: each clip once, captions preferred to failures."""
-    from vidspec.runs.formats.base import make_format
+    from vidspec.runs.formats.base import SECOND_TEXTS, make_format
     from vidspec.runs.merge import merge_records, render_records
     from vidspec.runs.writers import StdoutLines
 
@@ -50,7 +50,8 @@ def merge(
         check_output(Path(output), (), "--output", output_format.replaceable)
     found = merge_records(files)
     folder = "." if output == "-" else Path(output).parent
-    output_format = make_format(form, several=True, raw_csv=csv_raw, data=found.data, folder=folder)
+    texts = [key for key in SECOND_TEXTS if key in found.texts]
+    output_format = make_format(form, several=True, raw_csv=csv_raw, data=found.data, texts=texts, folder=folder)
     content = render_records(found, output_format, measured=found.measured)
     if output == "-":
         lines = StdoutLines()

@@ -117,7 +117,7 @@ def _parse_size(size: str) -> tuple[int, int]:
     """Parse ``--size`` into width and height."""
     found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", size)
     if not found:
-        raise UsageError(f"--size {size}: is not a size", hint="width x height in pixels, such as 1280x720")
+        raise UsageError(f"--size {size}: is not a size", hint="give width x height in pixels, such as 1280x720")
     return int(found[1]), int(found[2])
 
 

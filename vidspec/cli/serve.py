@@ -209,5 +209,7 @@ def _media_host(text: str) -> str:
     if is_url(text):
         return check_allowed_url(text)
     if not text or text == "*" or any(one in text for one in "/\\@:? "):
-        raise UsageError(f"--allow-media-domain {text}: must be a host, or SCHEME://HOST", hint="example.org")
+        raise UsageError(
+            f"--allow-media-domain {text}: must be a host, or SCHEME://HOST", hint="write it like example.org"
+        )
     return text.lower()

@@ -13,7 +13,7 @@ __all__ = ["DRAFT", "load", "parse", "split"]
 
 #: The label of the draft model by itself. It is not a profile, and only research measures it.
 DRAFT = "draft"
-_EXAMPLE = "such as fly+accept.window=2+accept.theta=0.1"
+_EXAMPLE = "write it like fly+accept.window=2+accept.theta=0.1"
 
 
 def parse(label: str) -> tuple[str, dict[str, str]]:

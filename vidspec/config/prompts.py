@@ -58,7 +58,7 @@ def style(name: str) -> str:
     if name not in STYLES:
         close = nearest(name, STYLES)
         meant = f"; did you mean {close}?" if close else ""
-        raise UsageError(f"no style is called {name!r}{meant}", hint=f"styles: {', '.join(STYLES)}")
+        raise UsageError(f"no style is called {name!r}{meant}", hint=f"the styles are {', '.join(STYLES)}")
     return STYLES[name]
 
 

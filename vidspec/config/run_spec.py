@@ -201,6 +201,11 @@ class RunSpec(BaseModel):
         key("One file per clip below DIR, mirroring the input folders; for shards, one per shard"),
         Flag(panel=_OUTPUT, metavar="DIR", common=True),
     ] = None
+    cut: Annotated[
+        Text | None,
+        key("With --segment: write each segment to DIR as a training clip, NAME-001.mp4 and its caption NAME-001.txt"),
+        Flag(panel=_OUTPUT, metavar="DIR", common=True),
+    ] = None
     name: Annotated[
         str | None,
         key("Name of each clip's file: '{stem}.{profile}{suffix}'"),
@@ -311,6 +316,8 @@ class RunSpec(BaseModel):
             raise UsageError("--context needs --segment", hint="--segment 30s --context")
         if self.summary and self.segment is None:
             raise UsageError("--summary needs --segment", hint="--segment 30s --summary")
+        if self.cut is not None and self.segment is None:
+            raise UsageError("--cut needs --segment", hint="--segment scenes --cut DIR")
         given = [name for name, answers in (("--json", self.json_object), ("--style events", self._timed)) if answers]
         named = {"generate.json_schema", "generate.fields"} & self.overrides.keys()
         given += [flag_of(key.partition(".")[2]) for key in sorted(named)] if given else []
@@ -331,6 +338,8 @@ class RunSpec(BaseModel):
         tars = any(path.lower().endswith(".tar") for path in self.paths)  # each clip's KEY.txt
         if self.existing != "use" and not tars and any("{existing}" in text for text in texts if text):
             raise UsageError("{existing} needs --existing use", hint="--format txt --existing use")
+        if self.existing == "use" and self.cut is not None:
+            raise UsageError("--existing use and --cut exclude each other")
         if self.address is not None and self.engine != "ray":
             raise UsageError("--address needs --engine ray")
         if self.is_remote:
@@ -339,6 +348,12 @@ class RunSpec(BaseModel):
                     raise UsageError(
                         f"{flag_of(option)} needs a single captioner", hint="leave out --replicas and --engine"
                     )
+
+    @property
+    def second_texts(self) -> tuple[str, ...]:
+        """Keys of texts beside the caption that a record of the run may have."""
+        rewrites = self.rewrite is not None or self.rewrite_file is not None
+        return ("original",) * rewrites + ("summary",) * self.summary
 
     @property
     def _timed(self) -> bool:
@@ -365,6 +380,8 @@ _EXCLUSIVE = (
     ("rewrite", "rewrite_file"),
     ("output", "output_dir"),
     ("output", "name"),
+    ("cut", "output_dir"),
+    ("cut", "name"),
     ("overwrite", "retry_failed"),
     ("fail_fast", "max_failures"),
     ("fail_fast", "tolerate"),

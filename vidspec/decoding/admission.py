@@ -135,7 +135,7 @@ def check_prompt(model: VideoLanguageModel, path: str, prompt: int, tokens: int,
     if limit is not None and prompt + tokens > limit:
         raise GenerationError(
             f"{path}: a prompt of {prompt} tokens and {tokens} new ones exceed the model's {limit}",
-            hint="fewer --frames, a lower --fps or fewer --max-new-tokens",
+            hint="take fewer --frames, a lower --fps or fewer --max-new-tokens",
             kind="context",
         )
     for device, needed in needed_bytes([MemoryClaim(model, prompt + room)]).items():
@@ -144,7 +144,7 @@ def check_prompt(model: VideoLanguageModel, path: str, prompt: int, tokens: int,
             raise GenerationError(
                 f"{path}: the KV cache of {prompt + tokens} tokens takes {needed / 2**30:.1f} GiB, "
                 f"and {free / 2**30:.1f} are free",
-                hint="fewer --frames, a lower --fps or a smaller --max-pixels",
+                hint="take fewer --frames, a lower --fps or a smaller --max-pixels",
                 kind="memory",
             )
 

@@ -125,7 +125,7 @@ def _names(profile: Profile) -> tuple[str, str]:
     if profile.names_a_head and not drafting.is_dir():
         raise ModelError(
             f"the built-in pair {wanted.pair} has no head for draft.kind {profile.draft.kind}",
-            hint="--set models.pair=embedded-qwen, or --target MODEL --draft HEAD",
+            hint="give --set models.pair=embedded-qwen, or --target MODEL --draft HEAD",
         )
     return str(folder), str(drafting)
 

@@ -62,7 +62,7 @@ def decode(
             count = len(sequence.job.frames.frames)
             raise GenerationError(
                 f"{sequence.job.path}: {count} frames do not fit into the device's memory",
-                hint="fewer --frames, or a smaller dtype",
+                hint="take fewer --frames, or a smaller dtype",
                 kind="memory",
             ) from error
         finally:

@@ -117,7 +117,7 @@ def _finished_text(sequence: Sequence, ended: str) -> tuple[str, str | None]:
     if caption is None:
         raise GenerationError(
             f"{sequence.job.path}: the text ended by {ENDS[ended]} before {CLOSING_TAG}: it is reasoning only",
-            hint="a higher --max-new-tokens",
+            hint="raise --max-new-tokens",
             kind="reasoning",
         )
     return caption, reasoning
@@ -206,7 +206,7 @@ def parse_json(path: str, caption: str, ended: str) -> Any:
     if ended != "eos":
         raise GenerationError(
             f"{path}: the JSON answer was cut by {ENDS[ended]}: {caption[-40:]!r}",
-            hint="a higher --max-new-tokens, or a smaller schema",
+            hint="raise --max-new-tokens, or take a smaller schema",
             kind="json",
         )
     try:

@@ -257,7 +257,7 @@ def _build_drafter(profile: Profile, target: VideoLanguageModel, head: Head | No
     if profile.drafts_with_a_head and head is None:
         raise ModelError(
             f"draft.kind {profile.draft.kind} needs a head of {target.name}, which has none here",
-            hint="--target MODEL --draft HEAD",
+            hint="name both with --target MODEL --draft HEAD",
         )
     drafter = drafter_of(profile.draft)
     drafter.prepare(target)

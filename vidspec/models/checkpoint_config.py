@@ -93,7 +93,7 @@ def read_config(name: str, *, text: bool = False) -> StockConfig:
         if _has_file(source, "adapter_config.json"):
             raise ModelError(
                 f"{name}: is an adapter (LoRA), not a model",
-                hint=f"--target BASE --adapter {name}, with the model it was trained on as BASE",
+                hint=f"give --target BASE --adapter {name}, with the model it was trained on as BASE",
             ) from error
         needs_code = "trust_remote_code" in str(error)
         if claimed is not None and not needs_code and claimed not in families and claimed not in TYPES:

@@ -77,7 +77,7 @@ def require_vision(draft: Identity | VideoLanguageModel, *, shown: bool) -> None
     if draft.family == TEXT and shown:
         raise ModelError(
             f"{draft.name} is a language model without vision, and this profile shows its draft the video",
-            hint="--profile onsd, or a draft of the target's family",
+            hint="take --profile onsd, or a draft of the target's family",
             kind="family",
         )
 

@@ -180,7 +180,7 @@ def prepare_decoder(adapter: VideoLanguageModel, where: Placement) -> None:
         alternatives.append("models.weights: int4")
     if where.decoder != "stock":
         alternatives.append("models.decoder: stock")
-    hint = ", ".join([*alternatives, "or a smaller model"])
+    hint = f"take {', '.join([*alternatives, 'or a smaller model'])}"
     try:
         with memory_for(f"{adapter.name}: laying out its weights on {where.device}", hint):
             adapter.prepare(where.decoder, packed=where.packed, wanted=where.weights)
@@ -190,7 +190,9 @@ def prepare_decoder(adapter: VideoLanguageModel, where: Placement) -> None:
             if where.decoder == "fused"
             else (f"weights as {where.weights}", "models.weights: null and draft.precision: as-target")
         )
-        raise DeviceError(f"{option}: {adapter.name}: {error}", hint=f"nearest valid choice: {alternative}") from error
+        raise DeviceError(
+            f"{option}: {adapter.name}: {error}", hint=f"the nearest valid choice is {alternative}"
+        ) from error
     memory.release_memory()  # weights in the files' dtype and layout
 
 

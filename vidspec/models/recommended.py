@@ -242,7 +242,7 @@ def named_card(name: str) -> Card:
         problem = "speeds are predicted from compute capability 8.0 on" if old else "not in the table of predictions"
         guess = nearest(words, known)
         hint = f"did you mean {guess}? " if guess is not None else ""
-        raise UsageError(f"--card {name}: {problem}", hint=f"{hint}known: {', '.join(known)}")
+        raise UsageError(f"--card {name}: {problem}", hint=f"{hint}the known ones are {', '.join(known)}")
     return found
 
 

@@ -213,5 +213,7 @@ def prompt_list(prompts: Iterable[str]) -> list[str]:
     """
     found = [] if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable) else list(prompts)
     if not found or not all(isinstance(prompt, str) for prompt in found):
-        raise ArgumentError("captions() takes a list of prompts", hint='such as ["What moves?"]; caption() takes one')
+        raise ArgumentError(
+            "captions() takes a list of prompts", hint='pass some such as ["What moves?"]; caption() takes one'
+        )
     return found

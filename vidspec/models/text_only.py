@@ -43,4 +43,4 @@ class TextModel(VideoLanguageModel):
         self._raise_no_vision()
 
     def _raise_no_vision(self) -> NoReturn:
-        raise ModelError(f"{self.name} is a language model without vision", hint="draft.kind: text_only")
+        raise ModelError(f"{self.name} is a language model without vision", hint="set draft.kind: text_only")

@@ -80,7 +80,7 @@ class Access:
         for root in (_real_path(os.path.abspath(one)) for one in (folder, *self.paths)):
             if real == root or real.startswith(root.rstrip(os.sep) + os.sep):
                 return path
-        hint = f"--allow-paths {os.path.dirname(real)} if it may be read"
+        hint = f"give --allow-paths {os.path.dirname(real)} if it may be read"
         raise _refusal(shard, name, "which is outside the shard's folder", hint)
 
     def _resolve_url(self, shard: str, name: str) -> str:
@@ -92,7 +92,7 @@ class Access:
             return name
         if f"{scheme}://{host}" in self.urls or f"{scheme}://*" in self.urls:
             return name
-        hint = f"--allow-urls {scheme}://{host} if it may be read"
+        hint = f"give --allow-urls {scheme}://{host} if it may be read"
         raise _refusal(shard, name, "a URL of another scheme than the shard's", hint)
 
 
@@ -117,7 +117,8 @@ def check_allowed_url(text: str) -> str:
     scheme, _, host = text.lower().rstrip("/").partition("://")
     if scheme not in SCHEMES or not (host == "*" or re.fullmatch(_URL, f"{scheme}://{host}")) or "/" in host:
         raise UsageError(
-            f"--allow-urls {text}: must be SCHEME://HOST", hint=f"https://example.org; schemes: {', '.join(SCHEMES)}"
+            f"--allow-urls {text}: must be SCHEME://HOST",
+            hint=f"write it like https://example.org, with a scheme of {', '.join(SCHEMES)}",
         )
     return f"{scheme}://{host}"
 

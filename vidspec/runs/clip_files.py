@@ -39,9 +39,9 @@ class ClipFiles(Renderer):
         self._backups: list[Path] = []
         self._restored: list[Path] = []  # files with captions of a later run, which this run replaced
 
-    def state(self, job: Job, names: SidecarNames) -> FileState:
+    def state(self, job: Job, path: Path) -> FileState:
         """Return the state of one of a clip's files."""
-        return file_state(names.path(job), (journal.index.marks for journal in self._journals_of(job)))
+        return file_state(path, (journal.index.marks for journal in self._journals_of(job)))
 
     def _journals_of(self, job: Job) -> Iterator[Journal]:
         """Yield the journal of a clip, and those in its folder of runs with other shards or none."""
@@ -54,7 +54,7 @@ class ClipFiles(Renderer):
 
     def states(self, job: Job) -> dict[Path, FileState]:
         """Return the state of each of a clip's files."""
-        return {names.path(job): self.state(job, names) for names in self.names}
+        return {path: self.state(job, path) for path in (names.path(job) for names in self.names)}
 
     def leaves(self, job: Job) -> bool:
         states = self.states(job)
@@ -67,21 +67,21 @@ class ClipFiles(Renderer):
         """Return True if a file in this state is not replaced."""
         return not self.store.overwrite and (state == "edited" or (state == "foreign" and self._existing == "skip"))
 
-    def _replaces_foreign(self, job: Job, names: SidecarNames) -> bool:
-        return self._existing != "skip" and self.state(job, names) == "foreign"
+    def _replaces_foreign(self, job: Job, path: Path) -> bool:
+        return self._existing != "skip" and self.state(job, path) == "foreign"
 
     def existing_text(self, job: Job) -> str | None:
         if self._existing != "use":
             return None
         for names in self.names:
-            if names.form.suffix == ".txt" and self.state(job, names) in ("edited", "foreign"):
-                return _read_text(names.path(job))
+            if names.form.suffix == ".txt" and self.state(job, path := names.path(job)) in ("edited", "foreign"):
+                return _read_text(path)
         indexes = (journal.index for journal in self._journals_of(job))
         return next((index.existing[clip_id(job)] for index in indexes if clip_id(job) in index.existing), "")
 
     def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
         several = self.names if captioned else self.outdated(job, settings)
-        states = {names.path(job): self.state(job, names) for names in several}
+        states = {path: self.state(job, path) for path in (names.path(job) for names in several)}
         return {
             path: f"{state}, kept"
             if self._is_kept(state)
@@ -98,7 +98,7 @@ class ClipFiles(Renderer):
             path = names.path(job)
             mark = self.store.journals.of(job).index.marks.latest(path)
             of_others = mark is not None and (mark.settings, mark.format) != (settings, names.form.name)
-            if of_others or not os.path.exists(path) or (mark is None and self._replaces_foreign(job, names)):
+            if of_others or not os.path.exists(path) or (mark is None and self._replaces_foreign(job, path)):
                 yield names
 
     def check(self, job: Job) -> None:
@@ -117,25 +117,25 @@ class ClipFiles(Renderer):
         if record["caption"] is not None or record["job"].get("segment") is not None:
             # The earlier file is removed before the record is added: a file must never show other than its record.
             for names in self.names:
-                self._clear(job, names)
+                self._clear(job, names.path(job))
 
     def add(self, job: Job, record: RecordDict) -> None:
         self._write(job, record["job"]["settings"], self.names)
 
     def restore(self, job: Job, settings: str) -> None:
         outdated = tuple(self.outdated(job, settings))
-        for names in outdated:
-            newer = self.state(job, names) == "written"  # with captions of another command, given since
-            self._restored += [names.path(job)] * newer
-            self._clear(job, names, back_up=newer)
+        for path in (names.path(job) for names in outdated):
+            newer = self.state(job, path) == "written"  # with captions of another command, given since
+            self._restored += [path] * newer
+            self._clear(job, path, back_up=newer)
         self._write(job, settings, outdated)
 
-    def _clear(self, job: Job, names: SidecarNames, *, back_up: bool = False) -> None:
+    def _clear(self, job: Job, path: Path, *, back_up: bool = False) -> None:
         """Remove a file as a run wrote it, or ``back_up`` it too.
 
         Any other file stays, or is renamed if the run replaces it.
         """
-        state, path = self.state(job, names), names.path(job)
+        state = self.state(job, path)
         try:
             if state == "written" and back_up:
                 self._back_up(path)
@@ -155,30 +155,34 @@ class ClipFiles(Renderer):
     def _write(self, job: Job, settings: str, several: Sequence[SidecarNames]) -> None:
         """Write missing files once all parts of the clip are recorded."""
         wanted = [names for names in several if names.path(job) not in self._unreplaced]
-        entries = in_order(self.store.parts(job, settings)) if wanted else []
-        if not entries or len(entries) < (entries[0].segments or 1):
-            return
-        records = [one.record() for one in entries]
-        for names in wanted:
+        records = self._records(job, settings) if wanted else []
+        for names in wanted if records else ():
             content, path = names.form.document(records), names.path(job)
             if content is None:
                 continue
             data = encode_line(content)
-            if self._replaces_foreign(job, names):  # not before its record, which keeps its text
+            if self._replaces_foreign(job, path):  # not before its record, which keeps its text
                 try:
                     self._back_up(path)
                 except OSError as error:
                     raise unwritable_error(path, error, ONE_CLIP) from None
-            with self.store.journals.losing(job):
-                self.store.journals.of(job).mark(
-                    path, len(data), hashlib.sha256(data).hexdigest(), settings, names.form.name
-                )
+            self._mark(job, path, len(data), hashlib.sha256(data).hexdigest(), settings, names.form.name)
             try:
                 make_folder(path.parent)
                 write_whole(path, data)
             except OutputError as error:  # the record is in the journal
                 hint = "give the same command again when it can be: nothing is captioned twice"
                 raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
+
+    def _records(self, job: Job, settings: str) -> list[RecordDict]:
+        """Return the records in a clip's files; none while some are missing."""
+        entries = in_order(self.store.parts(job, settings))
+        return [] if not entries or len(entries) < (entries[0].segments or 1) else [one.record() for one in entries]
+
+    def _mark(self, job: Job, path: Path, size: int, sha256: str, settings: str, form: str) -> None:
+        """Mark a file that is about to be written."""
+        with self.store.journals.losing(job):
+            self.store.journals.of(job).mark(path, size, sha256, settings, form)
 
     def finish(self, *, complete: bool) -> list[str]:
         notes = []
@@ -203,7 +207,7 @@ def _read_text(path: Path) -> str:
     try:
         return read_text(path, LONGEST_PROMPT, str(path)).strip()
     except UsageError as error:
-        hint = error.hint or "convert it, or --existing replace"
+        hint = error.hint or "convert it, or give --existing replace"
         raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
 
 

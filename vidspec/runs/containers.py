@@ -237,7 +237,7 @@ def _clip_column(name: str, schema: Schema, wanted: str | None) -> str:
     if len(candidates) != 1:
         problem = "which column has the clips?" if wanted is None else f"has no column {wanted}"
         columns = ", ".join(f"{one.name} ({one.type})" for one in schema)
-        raise UsageError(f"{name}: {problem}", hint=f"--column NAME, of {columns}")
+        raise UsageError(f"{name}: {problem}", hint=f"name one with --column: {columns}")
     (column,) = candidates
     if schema.names.count(column) > 1:
         raise VideoError(f"{name}: has the column {column} {schema.names.count(column)} times", kind="unsupported")

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from vidspec.config.schema import Profile
     from vidspec.runs.formats.base import OutputFormat, PartFormat
     from vidspec.runs.inputs import InputListing
-    from vidspec.runs.job import Job
+    from vidspec.runs.job import Job, JobConfig
     from vidspec.runs.renderers import Renderer
     from vidspec.runs.run_store import RunStore
     from vidspec.runs.shards import Shard
-    from vidspec.runs.sidecars import SidecarNames
+    from vidspec.runs.sidecars import SegmentNames, SidecarNames
 
 __all__ = [
     "Destination",
@@ -36,13 +36,14 @@ __all__ = [
 class Destination:
     """Destination of the records of one or more formats.
 
-    Standard output if there is no path, a file, a file per clip (``names``), or a file per shard in the folder
-    ``parts``.
+    Standard output if there is no path, a file, a file per clip (``names``) or per segment (``segments``), or a file
+    per shard in the folder ``parts``.
     """
 
     forms: tuple[OutputFormat, ...]
     path: Path | None = None
     names: tuple[SidecarNames, ...] = ()
+    segments: SegmentNames | None = None
     parts: str | None = None
 
 
@@ -81,12 +82,12 @@ def plan_destinations(
     """
     from vidspec.config.json_schema import schema_properties
     from vidspec.runs.formats.base import SHARD_FORMAT, make_format
-    from vidspec.runs.sidecars import SidecarNames, check_sidecar_names
+    from vidspec.runs.sidecars import SegmentNames, SidecarNames, check_sidecar_names
     from vidspec.runs.stores import is_url
 
-    data = schema_properties(profile.generate.grammar_schema)
+    data, texts = schema_properties(profile.generate.grammar_schema), spec.second_texts
     if writes_parts(spec, forms, entries):
-        forms = [make_format(form.name, data=data) for form in forms]
+        forms = [make_format(form.name, data=data, texts=texts) for form in forms]
         _check_existing(spec, ())
         return [Destination(tuple(forms), parts=spec.output_dir)]
     if any(is_url(name or "") for name in (spec.output, spec.output_dir)):
@@ -96,6 +97,11 @@ def plan_destinations(
     destinations: list[Destination] = []
     each: list[SidecarNames] = []
     for form in forms:
+        if writes_clip_file(spec, form) and spec.cut is not None:
+            if form.name != "txt":
+                message = f"--format {form.name}: --cut writes each caption as text, and no file beside the whole clip"
+                raise UsageError(message, hint="leave out --format, or name a file with --output")
+            continue
         if writes_clip_file(spec, form):
             each.append(SidecarNames(form, spec.output_dir, spec.name, profile.name))
             continue
@@ -106,24 +112,48 @@ def plan_destinations(
         if path is not None and spec.output is not None:
             check_output(path, [entry.path for entry in entries], "--output")
         folder = path.parent if path else "."
-        form = make_format(form.name, several=found.several, raw_csv=spec.csv_raw, data=data, folder=folder)
+        several, raw = found.several, spec.csv_raw
+        form = make_format(form.name, several=several, raw_csv=raw, data=data, texts=texts, folder=folder)
         for entry in entries:
             form.check_clip(entry.path, entry.shard)
         destinations.append(Destination((form,), path))
     if each and spec.output_dir is None and any(entry.shard for entry in entries):
         message = f"--format {each[0].form.name}: a clip of a shard has no folder of its own"
-        raise UsageError(message, hint="--output-dir DIR")
+        raise UsageError(message, hint="name one with --output-dir DIR")
     if each:
         check_sidecar_names(each, entries)
         destinations.append(Destination(tuple(one.form for one in each), names=tuple(each)))
+    if spec.cut is not None:
+        cut = SegmentNames(make_format("txt"), spec.cut, None, profile.name)
+        _check_cut(cut, spec, entries)
+        destinations.append(Destination((cut.form,), segments=cut))
     for option in ("overwrite", "retry_failed", "checksum"):
-        if getattr(spec, option) and not any(place.path or place.names for place in destinations):
+        if getattr(spec, option) and not any(one.path or one.names or one.segments for one in destinations):
             name = option.replace("_", "-")
-            raise UsageError(f"--{name} needs an output file", hint="-o FILE or --output-dir DIR")
-    _check_existing(spec, each)
+            raise UsageError(f"--{name} needs an output file", hint="name one with -o FILE or --output-dir DIR")
+    _check_existing(spec, each or [one.segments for one in destinations if one.segments])
     if spec.output_dir is not None and os.path.exists(spec.output_dir) and not os.path.isdir(spec.output_dir):
         raise UsageError(f"--output-dir {spec.output_dir}: is not a folder")
     return destinations
+
+
+def _check_cut(names: SegmentNames, spec: RunSpec, entries: Sequence[Job]) -> None:
+    """Refuse a folder for segments that is searched for clips, and clips whose segments would share their names."""
+    from vidspec.runs.stores import is_url
+
+    folder = os.path.realpath(spec.cut or "")
+    if is_url(spec.cut or "") or (os.path.exists(folder) and not os.path.isdir(folder)):
+        raise UsageError(f"--cut {spec.cut}: is not a folder")
+    for path in spec.paths:
+        if os.path.isdir(path) and os.path.commonpath((folder, os.path.realpath(path))) == os.path.realpath(path):
+            message = f"--cut {spec.cut}: is in {path}, so that the next run would take the segments for clips"
+            raise UsageError(message, hint="name a folder elsewhere")
+    owners: dict[Path, Job] = {}
+    for job in entries:
+        other = owners.setdefault(names.video(job), job)
+        if other is not job:
+            message = f"--cut {spec.cut}: the segments of {other.path} and {job.path} would share the names of files"
+            raise UsageError(message, hint="caption them into folders of their own")
 
 
 def _check_existing(spec: RunSpec, each: Sequence[SidecarNames]) -> None:
@@ -161,16 +191,18 @@ def _check_place(
     """Refuse a file for all clips, or standard output, that cannot hold a format or already holds another one."""
     names = ",".join(one.name for one in forms)
     if path is None and form.update == "end":
-        raise UsageError(f"--format {form.name} needs a file", hint=f"-o FILE{form.suffix} or --output-dir DIR")
+        raise UsageError(
+            f"--format {form.name} needs a file", hint=f"name one with -o FILE{form.suffix} or --output-dir DIR"
+        )
     if path in taken:
         if path is None:
             message = f"--format {names}: standard output takes one format"
-            raise UsageError(message, hint="-o FILE or --output-dir DIR")
+            raise UsageError(message, hint="name one with -o FILE or --output-dir DIR")
         raise UsageError(f"--format {names}: two would share the file {path}")
     streams = path is None and form.update == "append"
     regular = path is None or not path.exists() or path.is_file()
     if several and form.one_clip and regular and not streams:
-        hint = f"--format {form.name} without --output"
+        hint = f"give --format {form.name} without --output"
         raise UsageError(f"--format {form.name}: several clips need a file each", hint=hint)
 
 
@@ -222,7 +254,13 @@ def check_files_distinct(
 
 
 def open_store(
-    spec: RunSpec, destinations: Sequence[Destination], entries: Sequence[Job], shard: Shard | None, *, read_only: bool
+    spec: RunSpec,
+    destinations: Sequence[Destination],
+    entries: Sequence[Job],
+    shard: Shard | None,
+    config: JobConfig,
+    *,
+    read_only: bool,
 ) -> RunStore:
     """Open the destinations before any model is loaded; unless ``read_only``, lock and repair them, and open streams.
 
@@ -232,17 +270,20 @@ def open_store(
     from vidspec.runs.run_store import RunStore
     from vidspec.runs.writers import Stream
 
-    shown = [_renderer(spec, place, entries, read_only=read_only) for place in destinations]
+    shown = [_renderer(spec, place, entries, config, read_only=read_only) for place in destinations]
     shown = [one for one in shown if not (read_only and isinstance(one, Stream))]
     label = shard.label if shard else ""
     return RunStore(shown, entries, label=label, overwrite=spec.overwrite, read_only=read_only)
 
 
-def _renderer(spec: RunSpec, place: Destination, entries: Sequence[Job], *, read_only: bool) -> Renderer:
+def _renderer(
+    spec: RunSpec, place: Destination, entries: Sequence[Job], config: JobConfig, *, read_only: bool
+) -> Renderer:
     """Return what shows the records in a destination."""
     from vidspec.runs.clip_files import ClipFiles
     from vidspec.runs.part_files import PartFiles
     from vidspec.runs.run_file import RunFile
+    from vidspec.runs.segment_files import SegmentFiles
     from vidspec.runs.writers import FileLines, StdoutLines, Stream
 
     path, form, order = place.path, place.forms[0], entries if spec.ordered else None
@@ -250,6 +291,8 @@ def _renderer(spec: RunSpec, place: Destination, entries: Sequence[Job], *, read
         return PartFiles(place.parts, entries, cast("PartFormat", form), retry=spec.retry_failed)
     if place.names:
         return ClipFiles(place.names, spec.existing or "skip")
+    if place.segments is not None:
+        return SegmentFiles(place.segments, spec.existing or "skip", config)
     if path is None:
         return Stream(StdoutLines(prose=form.is_prose), form, order=order)
     if spec.output is None and not read_only:

@@ -108,7 +108,9 @@ def _parse_prompt(row: Mapping[str, object], where: str) -> tuple[str | None, Jo
     name, texts = ("prompt", prompt) if turns is None else ("turns", turns)
     if not (isinstance(texts, list) and texts and all(isinstance(one, str) and one.strip() for one in texts)):
         kind = "text or a list of texts" if turns is None else "a list of texts"
-        raise UsageError(f"{where}: {name} must be {kind}", hint=f'{{"path": "a.mp4", "{name}": ["...", "..."]}}')
+        raise UsageError(
+            f"{where}: {name} must be {kind}", hint=f'write it like {{"path": "a.mp4", "{name}": ["...", "..."]}}'
+        )
     if turns is None and len(set(texts)) < len(texts):
         raise UsageError(f"{where}: prompt: the same is asked twice")
     if turns is None and len(texts) == 1:

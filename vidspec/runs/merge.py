@@ -22,7 +22,7 @@ from vidspec.escaping import one_line
 from vidspec.events.record import RecordDict, checking_records
 from vidspec.files import encode_line
 from vidspec.runs.file_states import is_mark
-from vidspec.runs.formats.base import OutputFormat, PartFormat, make_format
+from vidspec.runs.formats.base import SECOND_TEXTS, OutputFormat, PartFormat, make_format
 from vidspec.runs.journal import parse_record
 
 __all__ = ["MergedRecords", "is_part", "merge_records", "read_document", "render_records"]
@@ -59,7 +59,8 @@ class MergedRecords(Sequence[RecordDict]):
     """Merged records ordered by path and time, read from their files as they are needed; and counts of the rest.
 
     ``duplicates`` were superseded, ``torn`` lines were cut off by a crash. ``data`` names the properties of answers in
-    JSON, each with a schema that permits any value; ``measured`` is True if all records have measurements.
+    JSON, each with a schema that permits any value, ``texts`` those of ``SECOND_TEXTS`` that a record has; ``measured``
+    is True if all records have measurements.
     """
 
     sources: list[Path] = field(default_factory=list)
@@ -67,6 +68,7 @@ class MergedRecords(Sequence[RecordDict]):
     duplicates: int = 0
     torn: int = 0
     data: dict[str, object] = field(default_factory=dict)
+    texts: set[str] = field(default_factory=set)
     measured: bool = True
     copy: BinaryIO = field(default_factory=lambda: cast("BinaryIO", TemporaryFile()))  # noqa: SIM115 (closed with it)
 
@@ -131,6 +133,7 @@ def merge_records(paths: Iterable[Path]) -> MergedRecords:
             if old is None or not place.failed or old.failed:
                 best[key] = place
                 merged.measured &= "timings" in record
+                merged.texts.update(key for key in SECOND_TEXTS if record.get(key) is not None)
                 merged.data |= dict.fromkeys(answer, True) if isinstance(answer := record.get("data"), dict) else {}
     cut_clips = {(clip, settings) for clip, settings, segment in best if segment is not None}
     # A failure to cut a clip is void once it has been cut.

@@ -96,7 +96,7 @@ class PartFiles(Renderer):
         part = self.finished.get(shard.path)
         if part is not None and set(part.settings) - {settings}:
             message = f"{self.name(shard.path)}: was made with other settings"
-            raise UsageError(message, hint="--overwrite, or another --output-dir")
+            raise UsageError(message, hint="give --overwrite, or another --output-dir")
         return part
 
     def begin(self, shard: Job) -> None:

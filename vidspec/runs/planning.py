@@ -111,7 +111,7 @@ class RunPlan:
         """
         if not read_only:
             save_array(self.spec, self.sources, self.shard)
-        return open_store(self.spec, self.destinations, self.entries, self.shard, read_only=read_only)
+        return open_store(self.spec, self.destinations, self.entries, self.shard, self.how, read_only=read_only)
 
 
 def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = False) -> RunPlan:

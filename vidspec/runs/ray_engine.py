@@ -35,7 +35,7 @@ def connect_ray(address: str | None = None) -> ModuleType:
         try:
             ray.init(address=address, logging_level=logging.WARNING)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            hint = None if address is None else "RAY_AUTH_MODE=token, if the cluster has tokens"
+            hint = None if address is None else "set RAY_AUTH_MODE=token if the cluster has tokens"
             raise DeviceError(
                 f"no Ray cluster at {address or 'this machine'}: {_first_line(error)}", hint=hint
             ) from None

@@ -1,8 +1,8 @@
 """Process that reads clips for another process. Loads no model.
 
-It sends one message when it is ready, then answers a :class:`ReadRequest` with the clip and a :class:`CutRequest` with
-the segments, or with an error. Frames are decoded into shared memory. Packets and frames that are read count as
-heartbeats.
+It sends one message when it is ready, then answers a :class:`ReadRequest` with the clip, a :class:`CutRequest` with the
+segments, a :class:`WriteRequest` when the segment is written, or any with an error. Frames are decoded into shared
+memory. Packets and frames that are read count as heartbeats.
 
 Before the answer it may send :class:`PlannedFrames`, if the request sets ``check``, or :class:`LargePictures`, before
 pictures of more than :data:`LARGE` pixels are decoded; it goes on with True and gives the request up with False.
@@ -29,8 +29,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from vidspec.video.base import Clip
+    from vidspec.video.cutting import CutKind
 
-__all__ = ["LARGE", "MOST_MEMORY", "CutRequest", "LargePictures", "PlannedFrames", "ReadRequest", "read_clips"]
+__all__ = [
+    "LARGE",
+    "MOST_MEMORY",
+    "CutRequest",
+    "LargePictures",
+    "PlannedFrames",
+    "ReadRequest",
+    "WriteRequest",
+    "read_clips",
+]
 
 #: Pixels of a picture above which readers take turns: about 2560 x 1600.
 LARGE = 1 << 22
@@ -58,6 +68,16 @@ class CutRequest(NamedTuple):
     end: float | None
 
 
+class WriteRequest(NamedTuple):
+    """Write a segment to the file ``out``, as ``vidspec.video.cutting.write_part`` does."""
+
+    path: str
+    start: float
+    end: float
+    out: str
+    allow_damaged: bool
+
+
 class PlannedFrames(NamedTuple):
     """Number and size of the frames that are about to be decoded."""
 
@@ -73,7 +93,7 @@ class LargePictures(NamedTuple):
 
 
 #: Answer to a request.
-ReadAnswer: TypeAlias = "Clip | list[tuple[float, float]] | Exception"
+ReadAnswer: TypeAlias = "Clip | list[tuple[float, float]] | CutKind | Exception"
 
 
 def read_clips(channel: Channel) -> None:
@@ -97,7 +117,7 @@ class _Stopped(Exception):
     """The parent rejected the planned work."""
 
 
-def _answer(request: ReadRequest | CutRequest, channel: Channel) -> ReadAnswer:
+def _answer(request: ReadRequest | CutRequest | WriteRequest, channel: Channel) -> ReadAnswer:
     from vidspec import video
     from vidspec.runs.segments import cut_clip
     from vidspec.video.reading import MOST_BYTES
@@ -114,6 +134,10 @@ def _answer(request: ReadRequest | CutRequest, channel: Channel) -> ReadAnswer:
     try:
         if isinstance(request, CutRequest):
             return cut_clip(*request)
+        if isinstance(request, WriteRequest):
+            from vidspec.video.cutting import write_part
+
+            return write_part(*request[:-1], allow_damaged=request.allow_damaged)
         path, start, end, options, checked = request
         check = (lambda *shape: confirm(PlannedFrames(*shape))) if checked else None
         return video.read(

@@ -18,11 +18,13 @@ from vidspec.runs.read_worker import (
     LargePictures,
     PlannedFrames,
     ReadRequest,
+    WriteRequest,
     read_clips,
 )
 
 if TYPE_CHECKING:
     from vidspec.video.base import Clip
+    from vidspec.video.cutting import CutKind
     from vidspec.video.reading import CheckFrameCount
 
 __all__ = ["ClipReader"]
@@ -146,6 +148,11 @@ class ClipReader:
         answer = self._ask(path, CutRequest(path, segment, start, end), self._deadline(path))
         return cast("list[tuple[float, float]]", answer)
 
+    def write_segment(self, path: str, start: float, end: float, out: str, *, allow_damaged: bool) -> CutKind:
+        """Write a segment to the file ``out`` as ``write_part`` does; raises as that and :meth:`read` do."""
+        answer = self._ask(path, WriteRequest(path, start, end, out, allow_damaged), self._deadline(path))
+        return cast("CutKind", answer)
+
     def close(self) -> None:
         """Kill the process; a pending request fails."""
         self._closed = True
@@ -181,7 +188,7 @@ class ClipReader:
                 problem, kind, hint = f"not read within {self.timeout:g} s", "timeout", "raise --timeout"
             else:
                 problem = f"no packet and no frame came for {self.stall:g} s"
-                kind, hint = "stalled", "of slow storage raise --stall"
+                kind, hint = "stalled", "raise --stall if the storage is slow"
             raise VideoError(f"{path}: {problem}", kind=kind, hint=hint) from None
         if isinstance(answer, Exception):
             try:

@@ -96,7 +96,7 @@ def check_reviewable(planned: RunPlan) -> SidecarNames:
     several = [names for place in planned.destinations for names in place.names]
     if len(several) != 1 or len(planned.destinations) != 1 or several[0].form.suffix == ".json":
         message = f"--format {planned.spec.format}: review edits one file of text for each clip"
-        raise UsageError(message, hint="--format txt, which caption and review both take")
+        raise UsageError(message, hint="give --format txt, which caption and review both take")
     for job in planned.entries:
         if job.shard is not None or is_shard(job.path) or is_url(job.path):
             raise UsageError(f"{job.path}: review needs clips that are files", hint="unpack or fetch them")
@@ -160,7 +160,7 @@ class CaptionFiles:
         earlier = [one.sha256 for one in journal.index.marks.of(file) if one is not mark]
         if found == "written" and (version in earlier or not all(_is_of(entry, job) for entry in entries)):
             state = "superseded"
-        return ReviewedClip(job, file, state, text, version, trouble, entries[0].record() if entries else None)
+        return ReviewedClip(job, file, state, text, version, trouble, _record_of_file(entries))
 
     def save(self, job: Job, text: str, version: str) -> ReviewedClip:
         """Write a text of a person into a clip's file and return that; no later run overwrites it unasked.
@@ -219,6 +219,16 @@ def review_rows(files: CaptionFiles, source: Callable[[int, Job], str]) -> list[
         )
         for number, clip in enumerate(files.read(), 1)
     ]
+
+
+def _record_of_file(entries: Sequence[JournalEntry]) -> RecordDict | None:
+    """Return the first record of a file, with the other texts of all its segments; None if there is none."""
+    records = [entry.record() for entry in entries]
+    if not records:
+        return None
+    originals = [one["original"]["text"] for one in records if one.get("original")]
+    joined = {"original": {**(records[0].get("original") or {}), "text": "\n".join(originals)}} if originals else {}
+    return {**records[0], **joined, "summary": records[-1].get("summary")}
 
 
 def _content(file: Path) -> bytes:

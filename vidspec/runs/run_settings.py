@@ -154,6 +154,8 @@ def output_formats(spec: RunSpec, defaults: UserConfig) -> tuple[OutputFormat, .
     names, origin = spec.format, f"--format {spec.format}"
     if names is None and spec.output is not None:
         names = format_of_suffix(spec.output)
+    if names is None and spec.cut is not None:
+        names = "txt"
     if names is None:
         shards = spec.output_dir is not None and spec.paths and all(map(is_shard, spec.paths))
         names, origin = defaults.format or (SHARD_FORMAT if shards else DEFAULT_FORMAT), f"{defaults.path}: format"
@@ -178,12 +180,13 @@ def misnamed_output(spec: RunSpec, forms: Sequence[OutputFormat]) -> str | None:
 
 def timed_text_note(spec: RunSpec, forms: Sequence[OutputFormat]) -> str | None:
     """Return a note if the caption files beside clips, which trainers read, get lines with times of segments."""
-    beside = spec.output is None and spec.output_dir is None
+    beside = spec.output is None and spec.output_dir is None and spec.cut is None
     if spec.segment is None or not beside or not any(form.name == "txt" for form in forms):
         return None
     return (
         "--format txt with --segment writes a line with times for each segment, which trainers take for the caption "
-        "of the whole clip; --format webdataset-txt joins the captions, --output-dir keeps the files away from clips"
+        "of the whole clip; --cut DIR writes each segment as a clip of its own, --format webdataset-txt joins the "
+        "captions, --output-dir keeps the files away from clips"
     )
 
 

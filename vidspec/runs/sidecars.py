@@ -13,7 +13,7 @@ from vidspec.runs.formats.base import OutputFormat
 from vidspec.runs.job import Job
 from vidspec.runs.records import clip_id
 
-__all__ = ["FIELDS", "JournalFinder", "SidecarNames", "check_sidecar_names"]
+__all__ = ["FIELDS", "JournalFinder", "SegmentNames", "SidecarNames", "check_sidecar_names"]
 
 #: Fields of a template.
 FIELDS = ("stem", "name", "key", "suffix", "profile", "format", "start", "end", "clip")
@@ -44,7 +44,8 @@ class SidecarNames:
         unknown = sorted(fields - set(FIELDS))
         if unknown:
             raise UsageError(
-                f"--name {self.template}: there is no field {{{unknown[0]}}}", hint=f"fields: {', '.join(FIELDS)}"
+                f"--name {self.template}: there is no field {{{unknown[0]}}}",
+                hint=f"the fields are {', '.join(FIELDS)}",
             )
         if os.path.isabs(self.template) or os.pardir in self.template.split("/"):
             raise UsageError(f"--name {self.template}: leads out of the folder")
@@ -67,6 +68,21 @@ class SidecarNames:
             "clip": clip_id(job),
         }
         return folder / self.template.format_map(values)
+
+
+class SegmentNames(SidecarNames):
+    """Names of the files of a segment in the folder of ``--cut``: ``NAME-001.mp4`` and ``NAME-001.txt``.
+
+    Those of a whole clip are its first segment's.
+    """
+
+    def path(self, job: Job) -> Path:
+        whole = super().path(job)
+        return whole.with_name(f"{whole.stem}-{(job.segment or 0) + 1:03d}{whole.suffix}")
+
+    def video(self, job: Job) -> Path:
+        """Return the path of a segment's video."""
+        return self.path(job).with_suffix(".mp4")
 
 
 class JournalFinder:

@@ -302,11 +302,11 @@ def _explain_error(name: str, error: Exception) -> tuple[VidspecError, bool]:
             return type(one)(f"{name}: {one.message}", hint=one.hint, kind=one.kind), True
         if isinstance(one, PrivateAddressError):
             message = f"{name}: leads to {one.address}, which is no public address"
-            hint = f"--allow-urls {name.partition('://')[0]}://{one.address}, or its name, if it may be read"
+            hint = f"give --allow-urls {name.partition('://')[0]}://{one.address}, or its name, if it may be read"
             return VideoError(message, kind="refused", hint=hint), True
         if isinstance(one, InsecureRedirectError):
             message = f"{name}: its server leads to http://{one.host}, without encryption"
-            hint = f"--allow-urls http://{one.host}, if it may be read so"
+            hint = f"give --allow-urls http://{one.host} if it may be read so"
             return VideoError(message, kind="refused", hint=hint), True
     if isinstance(error, ImportError):
         return _missing_package(name, error), True
@@ -372,7 +372,7 @@ def _file_system(name: str, access: Access | None = None) -> tuple[AbstractFileS
     try:
         store, path = url_to_fs(name if is_url(name) else Path(os.path.abspath(name)).as_uri(), **options)
     except ValueError:
-        known = "s3://, gs://, hf://, https://, memory:// or a file"
+        known = "it knows s3://, gs://, hf://, https://, memory:// and files"
         raise UsageError(f"{name}: is of no protocol that fsspec knows", hint=known) from None
     except ImportError as error:
         raise _missing_package(name, error) from None

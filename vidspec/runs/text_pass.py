@@ -60,7 +60,7 @@ class TextPass(NamedTuple):
         path = self.result.caption.path
         hint = error.hint
         if error.kind == "context":
-            hint = "longer segments" if self.kind == "summary" else "fewer --max-new-tokens"
+            hint = f"take {'longer segments' if self.kind == 'summary' else 'fewer --max-new-tokens'}"
         message = f"{path}: its {self.kind}: {error.message.removeprefix(f'{path}: ')}"
         return GenerationError(message, hint=hint, kind=error.kind, stage=self.kind)
 

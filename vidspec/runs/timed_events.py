@@ -50,7 +50,7 @@ def checked_events(
     if events and not cut:
         raise GenerationError(
             f"{path}: none of its {counted(len(events), 'event')} is within {part}",
-            hint="a model that reads the times of frames, or --segment",
+            hint="take a model that reads the times of frames, or give --segment",
             kind="events",
         )
     kept = sorted(cut, key=lambda one: (one["start"], one["end"]))

@@ -21,7 +21,7 @@ from vidspec.video.opening import opened, packets_of, video_streams
 from vidspec.video.pictures import PLAIN, DecodeMode, decode_all
 from vidspec.video.resize import upright
 
-__all__ = ["AvDecoder"]
+__all__ = ["AvDecoder", "decoded_between"]
 
 # Up to this many frames ahead, decoding is cheaper than seeking.
 _MAX_DECODE_AHEAD = 8
@@ -79,6 +79,34 @@ class AvDecoder:
         """Return the tuples of modes to try one after the other, all of whose pictures must agree."""
         readings = self.readings(index)
         return (readings, _OPEN_START_MODES) if index.open_start and not readings[0].hardware else (readings,)
+
+
+def decoded_between(
+    index: Index, low: int, high: int, *, allow_damaged: bool = False
+) -> Iterator[tuple[int, av.VideoFrame]]:
+    """Yield (position, picture) of all frames from ``low`` until before ``high``, as they are coded, not upright.
+
+    Raises NotDelivered at the first that cannot be decoded; with ``allow_damaged`` it is left out.
+    """
+    reading, at = AvDecoder().readings(index)[0], low
+    if index.order == "pts" and not index.stateful:
+        with opened(index.path) as container:
+            for position, picture in _OpenStream(index, container, reading, None).group(range(low, high), False):
+                yield position, picture
+                at = position + 1
+    if at == high:
+        return
+    with opened(index.path) as container:
+        for position, found in _OpenStream(index, container, reading, None).all():
+            if position >= high:
+                break
+            if found is not None and position >= at:
+                if position > at and not allow_damaged:
+                    break
+                yield position, found
+                at = position + 1
+    if at < high and not allow_damaged:
+        raise NotDelivered("its data are damaged", damaged=index.order == "count", position=at)
 
 
 class _DecodeJob:

@@ -169,11 +169,11 @@ class _FrameSelection:
         if self.max_pixels is not None and self.max_pixels < 1:
             raise UsageError(f"max_pixels must be at least 1, not {self.max_pixels}")
         if self.decoder not in DECODERS:
-            raise UsageError(f"there is no decoder {self.decoder!r}", hint="one of " + ", ".join(DECODERS))
+            raise UsageError(f"there is no decoder {self.decoder!r}", hint="take one of " + ", ".join(DECODERS))
         if self.spread not in SPREADS:
-            raise UsageError(f"there is no way to spread {self.spread!r}", hint="one of " + ", ".join(SPREADS))
+            raise UsageError(f"there is no way to spread {self.spread!r}", hint="take one of " + ", ".join(SPREADS))
         if self.seek not in SEEKS:
-            raise UsageError(f"there is no way to seek {self.seek!r}", hint="one of " + ", ".join(SEEKS))
+            raise UsageError(f"there is no way to seek {self.seek!r}", hint="take one of " + ", ".join(SEEKS))
         if self.decoder in DEVICES and self.allow_damaged:
             raise UsageError(
                 f"the decoder {self.decoder!r} cannot tell which frames are whole", hint="use the decoder 'av'"

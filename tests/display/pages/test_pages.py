@@ -17,7 +17,8 @@ from vidspec.display.pages.clip import ClipPage
 from vidspec.display.pages.folder import FolderPage
 from vidspec.display.pages.page import check_page
 from vidspec.display.pages.pictures import draw_frames
-from vidspec.display.pages.report import write
+from vidspec.display.pages.report import write, write_compared
+from vidspec.display.pages.review import ReviewRow, render_review
 from vidspec.errors import OutputError, UsageError, VideoError
 
 FAILED = {"stage": "decode_video", "kind": "not_video", "message": "x.mp4: is <not> a video"}
@@ -138,6 +139,37 @@ def test_a_folder_says_which_of_its_captions_are_the_built_in_models(tmp_path):
     page, _ = written(tmp_path, *(ClipPage(told(demo=demo, video={})) for demo in (True, False, False)))
     assert "1 of 3 are by the built-in models" in page
     assert page.count('class="dot"') == 2, "one in its row of the table and one where it is shown in full"
+
+
+def folded(page):
+    """The texts beside captions on a page, in their order."""
+    return re.findall(r'<details><summary>([^<]*)</summary><div class="caption">(.*?)</div>', page, re.DOTALL)
+
+
+def test_the_texts_beside_a_caption_are_folded_below_it_wherever_it_is_shown(tmp_path):
+    two = {"original": {"text": "Long & <i>wordy</i>.", "ended": "eos"}, "summary": "It moves."}
+    record = told(caption="Short.", **two)
+    names = [(words.ORIGINAL, "Long &amp; &lt;i&gt;wordy&lt;/i&gt;."), (words.SUMMARY, "It moves.")]
+    alone, _ = written(tmp_path, ClipPage(record), frames=False)
+    assert alone.count("Short.") == 1 and f"<summary>{words.ORIGINAL}</summary>" in alone
+    assert '<div class="caption">Long &amp; &lt;i&gt;wordy&lt;/i&gt;.</div>' in alone and folded(alone) == names[1:]
+    many, _ = written(tmp_path, ClipPage(record), ClipPage(told()), frames=False)
+    assert folded(many) == [*names, names[1]], "in the table, and where the clip is shown in full"
+    write_compared(tmp_path / "page.html", [record], [told()], ("a", "b"))
+    assert folded((tmp_path / "page.html").read_text(encoding="utf-8")) == names
+    row = ReviewRow(1, "x.mp4", "x.txt", "written", "Short.", "", "x.mp4", "What?", record=record)
+    assert folded(render_review([row], {"written": "as a run wrote it"}, "x", live=False)) == names
+    failed, _ = written(tmp_path, ClipPage(told(caption=None, error=FAILED, **two)), frames=False)
+    assert folded(failed) == names
+
+
+def test_the_tokens_of_a_rewritten_caption_are_those_of_the_text_before(tmp_path):
+    """The page showed them as the caption."""
+    rewritten = replace(clip(), record=told(caption="Short.", original={"text": "A red", "ended": "eos"}))
+    page, _ = written(tmp_path, rewritten, frames=False)
+    caption, _, original = page.partition(f"<summary>{words.ORIGINAL}</summary>")
+    assert '<div class="caption">Short.</div>' in caption and 'class="t ' not in caption
+    assert original.count('class="t ') == 6
 
 
 def test_failures_come_first_and_are_counted(tmp_path):

@@ -110,6 +110,24 @@ class ClipPage:
         return escape_text(self.record.get("caption") or "")
 
     @property
+    def original(self) -> str | None:
+        """What the model wrote about the video if a second pass has rewritten it; then the tokens are this text's."""
+        found = self.section("original").get("text")
+        return None if found is None else escape_text(found)
+
+    @property
+    def summary(self) -> str | None:
+        """Text about the whole clip, in the record of its last segment."""
+        found = self.record.get("summary")
+        return None if found is None else escape_text(found)
+
+    @property
+    def other_texts(self) -> list[tuple[str, str]]:
+        """Names and texts that pages show folded below the caption."""
+        several = ((words.ORIGINAL, self.original), (words.SUMMARY, self.summary))
+        return [(name, text) for name, text in several if text]
+
+    @property
     def demo(self) -> bool:
         return bool(self.record.get("demo"))
 

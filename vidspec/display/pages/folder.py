@@ -23,7 +23,7 @@ _STEPS = 24
 
 @dataclass(frozen=True)
 class FolderRow:
-    """A clip in the table; ``words`` is its caption or its error."""
+    """A clip in the table; ``words`` is its caption or its error, ``other_texts`` are those folded below it."""
 
     number: int
     name: str
@@ -36,6 +36,7 @@ class FolderRow:
     tau: float | None
     accepted: float | None
     faster: float | None
+    other_texts: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,7 @@ def folder_row(number: int, record: RecordMapping) -> FolderRow:
         tau=measured.get("tau"),
         accepted=measured.get("acceptance_rate"),
         faster=(speed.get("baseline") or {}).get("end_to_end"),
+        other_texts=clip.other_texts,
     )
 
 

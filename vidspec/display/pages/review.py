@@ -51,6 +51,11 @@ class ReviewRow:
         return Path(self.name).suffix.lower().lstrip(".") in {*IMAGES, "gif"}
 
     @property
+    def other_texts(self) -> Sequence[tuple[str, str]]:
+        """Names and texts beside the caption that a run recorded."""
+        return () if self.record is None else folder_row(self.number, self.record).other_texts
+
+    @property
     def facts(self) -> Sequence[tuple[str, str]]:
         """Names and values of what is known of the caption that a run wrote."""
         if self.record is None:

@@ -12,7 +12,9 @@ __all__ = [
     "KINDS",
     "LENGTHS",
     "LENGTH_NAMES",
+    "ORIGINAL",
     "ORIGINS",
+    "SUMMARY",
     "counted",
     "demo",
     "number",
@@ -65,6 +67,9 @@ LENGTH_NAMES: Mapping[str, str] = {
 }
 
 END_TO_END = "from the start of work on the clip to the last token"
+
+#: Names of the texts beside a caption.
+ORIGINAL, SUMMARY = "Before the rewrite", "Summary of the whole clip"
 
 #: Kinds of work in a trace: colour group and meaning.
 KINDS: Mapping[str, tuple[str, str]] = {

@@ -138,11 +138,11 @@ class HybridDraft(DrafterKind):
     ) -> None:
         made = drafters.get(of)
         if made is HybridDraft:
-            raise ProfileError("draft.options.of: hybrid is no drafter of its own", hint="draft.options.of: model")
+            raise ProfileError("draft.options.of: hybrid is no drafter of its own", hint="set draft.options.of: model")
         taken = options_of(made).model_validate(settings or {}).model_dump(exclude_unset=True)
         self.inner = made(**taken)
         if self.inner.model is None:
-            raise ProfileError(f"draft.options.of: {of} drafts without a model", hint="draft.options.of: model")
+            raise ProfileError(f"draft.options.of: {of} drafts without a model", hint="set draft.options.of: model")
         self.needs, self.model, self.sees = self.inner.needs, self.inner.model, self.inner.sees
         self.contexts, self.gathers = self.inner.contexts, self.inner.gathers
         self.lookup = SuffixDraft(least, most, capacity, memory)

@@ -21,6 +21,7 @@ from vidspec.registry import Registry, build_part
 __all__ = [
     "DEFAULT_FORMAT",
     "MARK",
+    "SECOND_TEXTS",
     "SHARD_FORMAT",
     "ClipFileRule",
     "ClipFormat",
@@ -43,12 +44,15 @@ __all__ = [
     "marked_caption",
     "one_line_caption",
     "output_formats",
+    "second_text",
     "segment_of",
     "time_range",
 ]
 
 #: Format where none is named; of clips in shards, if each shard gets a file of its own.
 DEFAULT_FORMAT, SHARD_FORMAT = "text", "parquet"
+#: Keys of a record whose texts stand beside the caption, in tables of runs that have them.
+SECOND_TEXTS = ("original", "summary")
 #: Prefix of a built-in model's caption in formats without comments, unless the user named these models.
 MARK = "[demo] "
 
@@ -69,7 +73,8 @@ class OutputFormat(ABC):
     """Base of :class:`LineFormat`, :class:`ClipFormat` and :class:`RunFormat`, and through it :class:`ListFormat`.
 
     The constructor's parameters are facts of the run: ``several``, True if a file holds several clips, ``raw_csv``,
-    ``data``, the JSON Schemas of the properties of its answers, by name, and ``folder``, that of a file for all clips.
+    ``data``, the JSON Schemas of the properties of its answers, by name, ``texts``, those of :data:`SECOND_TEXTS` that
+    its records have, and ``folder``, that of a file for all clips.
 
     Attributes:
         name: the registered name.
@@ -279,6 +284,7 @@ def make_format(
     several: bool = False,
     raw_csv: bool = False,
     data: Mapping[str, object] | None = None,
+    texts: Sequence[str] = (),
     folder: str | os.PathLike[str] = ".",
 ) -> OutputFormat:
     """Return the format called ``name``.
@@ -289,6 +295,7 @@ def make_format(
         several: True if a file holds several clips.
         raw_csv: leave cells of a CSV file as they are.
         data: JSON Schemas of the properties of answers in JSON, by name; a table has a column for each.
+        texts: those of :data:`SECOND_TEXTS` that records have; a table has a column for each.
         folder: folder of one file for all clips.
 
     Raises:
@@ -297,9 +304,8 @@ def make_format(
     if name not in format_names():
         origin = origin or f"--format {name}"
         raise UsageError(f"{origin}: must be one of {', '.join(format_names())}, not {name!r}")
-    form = build_part(
-        output_formats.get(name), {}, several=several, raw_csv=raw_csv, data=data or {}, folder=os.fspath(folder)
-    )
+    facts = {"several": several, "raw_csv": raw_csv, "data": data or {}, "texts": tuple(texts)}
+    form = build_part(output_formats.get(name), {}, **facts, folder=os.fspath(folder))
     form.name = name
     return form
 
@@ -347,6 +353,13 @@ def data_value(record: RecordDict, name: str) -> object:
     """Return a property of a record's answer; None if it has none."""
     data = record.get("data")
     return data.get(name) if isinstance(data, dict) else None
+
+
+def second_text(record: RecordDict, name: str) -> str | None:
+    """Return a text of :data:`SECOND_TEXTS`; None if the record has none."""
+    if name == "summary":
+        return record.get("summary")
+    return None if (original := record.get(name)) is None else str(original["text"])
 
 
 def segment_of(record: RecordDict) -> int | None:

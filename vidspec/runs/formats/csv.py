@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from vidspec.escaping import cell, json_text
 from vidspec.events.record import RecordDict
 from vidspec.files import FileKind
-from vidspec.runs.formats.base import LineFormat, data_column, data_value, flat_record, output_formats, time_range
+from vidspec.runs.formats.base import (
+    LineFormat,
+    data_column,
+    data_value,
+    flat_record,
+    output_formats,
+    second_text,
+    time_range,
+)
 
 __all__ = ["CSV_COLUMNS", "CsvFormat"]
 
@@ -38,15 +46,22 @@ _PROSE = ("caption", "prompt")
 
 @output_formats.register("csv")
 class CsvFormat(LineFormat):
-    """Cells are guarded against formulas unless ``raw_csv``. Properties of answers in JSON have columns at the end."""
+    """Cells are guarded against formulas unless ``raw_csv``.
+
+    Texts beside the caption and properties of answers in JSON have columns at the end.
+    """
 
     suffix = ".csv"
     clip_files = "never"
     replaceable = FileKind("table of vidspec", rb"\A" + ",".join(CSV_COLUMNS[:5]).encode())
 
-    def __init__(self, raw_csv: bool = False, data: Mapping[str, object] | None = None) -> None:
-        self.raw_csv, self.data = raw_csv, tuple(data or ())
-        self.header = self._row([*CSV_COLUMNS, *(self._cell(data_column(name), lines=False) for name in self.data)])
+    def __init__(
+        self, raw_csv: bool = False, data: Mapping[str, object] | None = None, texts: Sequence[str] = ()
+    ) -> None:
+        self.raw_csv, self.data, self.texts = raw_csv, tuple(data or ()), texts
+        self.header = self._row(
+            [*CSV_COLUMNS, *texts, *(self._cell(data_column(name), lines=False) for name in self.data)]
+        )
 
     def line(self, record: RecordDict) -> str:
         start, end = time_range(record) if record["error"] is None else (None, None)
@@ -69,6 +84,7 @@ class CsvFormat(LineFormat):
             **{f"error_{key}": error.get(key) for key in ("stage", "kind", "message")},
         }
         cells = [self._cell(values[column], lines=column in _PROSE) for column in CSV_COLUMNS]
+        cells += [self._cell(second_text(record, name), lines=True) for name in self.texts]
         return self._row([*cells, *(self._cell(data_value(record, name), lines=True) for name in self.data)])
 
     def _cell(self, value: object, *, lines: bool) -> object:

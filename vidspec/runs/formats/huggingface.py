@@ -21,7 +21,7 @@ class HuggingFaceFormat(ListFormat):
         super().check_clip(path, shard)
         if os.path.isabs(self.list_path(path)):
             message = f"--format {self.name} lists clips below the folder of its own file only, not {path}"
-            raise UsageError(message, hint="-o FOLDER/metadata.jsonl, with the folder of the clips")
+            raise UsageError(message, hint="give -o FOLDER/metadata.jsonl with the folder of the clips")
 
     def rows(self, captions: Mapping[str, str]) -> Iterable[Mapping[str, str]]:
         return ({"file_name": path, "caption": caption} for path, caption in captions.items())

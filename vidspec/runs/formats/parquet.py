@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from vidspec.events.record import RecordDict
 from vidspec.runs.formats.base import (
+    SECOND_TEXTS,
     PartFormat,
     PartSummary,
     RequiredPackage,
@@ -33,14 +34,17 @@ _BATCH = 1024
 
 @output_formats.register("parquet")
 class ParquetFormat(PartFormat):
-    """One row per record, with a column for each property of answers in JSON. Its footer depends on all rows."""
+    """One row per record, with a column for each text beside the caption and each property of answers in JSON.
+
+    Its footer depends on all rows.
+    """
 
     suffix = ".parquet"
     is_text = False
     requires = RequiredPackage("pyarrow", "pyarrow", "pip install 'vidspec[data]'")
 
-    def __init__(self, data: Mapping[str, object] | None = None) -> None:
-        self.data = data or {}
+    def __init__(self, data: Mapping[str, object] | None = None, texts: Sequence[str] = ()) -> None:
+        self.data, self.texts = data or {}, texts
 
     def content(self, records: Iterable[RecordDict]) -> bytes:
         """Return the file; equal records give equal bytes."""
@@ -49,6 +53,8 @@ class ParquetFormat(PartFormat):
 
         rows = [lean_record(record) for record in records]
         schema = _schema().with_metadata({_METADATA_KEY: PartSummary.of(rows).to_json()})
+        for name in self.texts:
+            schema = schema.append(pyarrow.field(name, _arrow_type(_known_keys()[name])))
         columns = {name: str(_to_utf8(data_column(name))) for name in self.data}
         for name, about in self.data.items():
             schema = schema.append(pyarrow.field(columns[name], _data_type(about)))
@@ -78,6 +84,7 @@ class ParquetFormat(PartFormat):
         for batch in parquet.ParquetFile(file).iter_batches(_BATCH):
             for found in batch.to_pylist():
                 row = {key: found.get(key) for key in LEAN_KEYS}
+                row |= {key: text for key in SECOND_TEXTS if (text := found.get(key)) is not None}
                 row["data"] = json.loads(row["data"]) if row["data"] else None
                 row["columns"] = json.loads(row["columns"]) if row["columns"] else None
                 row["job"] = {key: value for key, value in row["job"].items() if value is not None}
@@ -94,13 +101,19 @@ def _to_utf8(value: Any) -> Any:
 
 
 @cache
-def _schema() -> Schema:
-    import pyarrow
-
+def _known_keys() -> RecordDict:
+    """Return the JSON Schemas of the keys of a record, those about its input included."""
     known = cast("RecordDict", record_schema()["properties"])
     of_job = known["job"]["properties"]
     own = {"type": "object", "properties": {key: one for key, one in of_job.items() if key not in INPUT_KEYS}}
-    known = {**known, **{key: of_job[key] for key in INPUT_KEYS}, "job": own}
+    return {**known, **{key: of_job[key] for key in INPUT_KEYS}, "job": own}
+
+
+@cache
+def _schema() -> Schema:
+    import pyarrow
+
+    known = _known_keys()
     return pyarrow.schema([(key, _arrow_type(known[key])) for key in LEAN_KEYS])
 
 

@@ -320,7 +320,7 @@ SECTIONS = {
     "Folders": (
         "Clips per second from the first file opened to the last record written, with 8 frames and one thread per "
         "process: one core decodes texts, the other reads files and encodes the next clips, and is mostly idle. More "
-        "profiles, decoding alone, memory, rows per pass and the use of the cores: {links}."
+        "profiles, decoding alone, memory and rows per pass: {links}."
     ),
     "Other machines": (
         "Decoding, then end to end, of the Qwen2.5-VL pair. The faster plain decoding runs there, the less a draft "
@@ -340,8 +340,6 @@ LINKS = {
         "embedded": "folder-embedded",
         "embedded-qwen": "folder-embedded-qwen",
         "200 clips": "folder-200",
-        "cores, embedded": "cores-embedded",
-        "cores, embedded-qwen": "cores-embedded-qwen",
     },
 }
 

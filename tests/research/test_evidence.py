@@ -92,12 +92,10 @@ def data():
 
 
 def test_the_page_has_every_contender_and_says_who_was_left_out(data):
-    page = pages.measured(data, ["lookup"])
+    page = pages.measured(data, ["layouts"])
     assert "| `vanilla-sd-auto` = `same` | - | 200 | 0.50x |" in page
     assert "- embedded: openvino left out: no" in page
-    assert (
-        "[Texts replayed: drafts that are looked up](measured/lookup.md)" in page and "(measured/damage.md)" not in page
-    )
+    assert "[Layouts of weights](measured/layouts.md)" in page and "(measured/damage.md)" not in page
     # 100 passes a second of 25 MB of 25 GB/s.
     assert "| `ar` | - | 100 | 1.00x | 1.00x | 1.00x | 10% |" in page
     assert "Other tokens than `ar`: none." in page

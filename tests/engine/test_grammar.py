@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from vidspec.engine.history import CombinedHistory
 from vidspec.engine.penalties import Penalties, PenaltyHistory
 
-llguidance = pytest.importorskip("llguidance", reason="needs vidspec[json]")
+llguidance = pytest.importorskip("llguidance", reason="needs llguidance")
 
 from vidspec.config.json_schema import json_grammar  # noqa: E402
 from vidspec.engine.grammar import GrammarHistory  # noqa: E402

@@ -42,7 +42,7 @@ OWNERS = importlib.metadata.packages_distributions()
 
 
 def distributions(extra):
-    """What pip installs for vidspec with an extra, beside vidspec."""
+    """Return the distributions that pip installs for vidspec with an extra, beside vidspec."""
     wanted = [*map(Requirement, PROJECT["dependencies"] + PROJECT["optional-dependencies"].get(extra, []))]
     found = {}
     while wanted:

@@ -1,4 +1,4 @@
-"""What the README and the pages in docs/ name exists, and what exists is named there."""
+"""The README and the pages in docs/ name what exists, and all of it."""
 
 import importlib.util
 import os
@@ -115,7 +115,7 @@ def console_lines(page):
 
 
 def command_lines(*program):
-    """What follows ``vidspec``, or another program, in a console block of any page."""
+    """Yield the words after ``vidspec``, or another program, in console blocks of any page."""
     program = list(program or ("vidspec",))
     for page in sorted(PAGES):
         for _, line in console_lines(page):
@@ -173,7 +173,7 @@ def test_modules_that_a_page_runs_exist(page):
 
 
 def anchors(page):
-    """What a link may name on a page, as GitHub makes it of the headings."""
+    """Return the anchors of a page, as GitHub makes them of the headings."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", PAGES[page], flags=re.DOTALL), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -36,7 +36,7 @@ PER_FRAME = 14**2
 ENTRY = 2
 #: Bytes of a weight.
 WEIGHTS = {"bfloat16": 2.0, "float8": 1.0, "int4": 0.5}
-#: Of the device's memory; the rest is for activations.
+#: Usable share of the device's memory; the rest is for activations.
 USABLE = 0.9
 
 

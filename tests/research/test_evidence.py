@@ -1,4 +1,4 @@
-"""What the pages say is measured by commands that exist, and written from their results."""
+"""The pages' figures are measured by commands that exist, and written from their results."""
 
 import importlib.util
 import json

@@ -73,7 +73,7 @@ def test_no_prediction_is_below_plain_decoding(card, clips, entries):
 
 
 def test_weights_of_few_bits_are_as_fast_as_their_kernels():
-    """Of an H100 the kernels' instructions leave 28% of the bandwidth to int4 at 64 rows (docs/internals/engine.md)."""
+    """On an H100 the kernels' instructions leave 28% of the bandwidth to int4 at 64 rows (docs/internals/engine.md)."""
     cost = ModelCost(10**9, 0, 0, "int4")
     seconds = {rows: cost.pass_seconds(SHEETS["h100"], rows, rows, 0) for rows in (1, 8, 16, 32, 64, 128)}
     alone = 0.546875e9 / 3.35e12 / 0.7
@@ -85,7 +85,7 @@ def test_weights_of_few_bits_are_as_fast_as_their_kernels():
 
 
 def test_experts_that_rows_choose():
-    """Of 4 experts 1 row takes 2; of 2 rows the second takes each of the others with probability 1/2: 3 in all."""
+    """One row takes 2 of 4 experts; a second row takes each of the others with probability 1/2: 3 in all."""
     experts = ExpertCost(4, 2, 1000)
     assert [experts.distinct(rows) for rows in (1, 2, 3)] == [2, 3, 3.5]
     cost = ModelCost(10**6, 0, 0, experts=experts)

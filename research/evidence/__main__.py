@@ -133,7 +133,7 @@ def quick(places: Mapping[str, str], clips: Sequence[str], out: Path, keep: str 
             (out / "machines").mkdir(exist_ok=True)
             known = here.read_text(encoding="utf-8").replace(f"{places['work']}{os.sep}", "")
             (out / "machines" / f"{keep}.json").write_text(known, encoding="utf-8")
-    return pages.beside(results, pages.read_results(out)["profiles-embedded-qwen"])
+    return pages.comparison(results, pages.read_results(out)["profiles-embedded-qwen"])
 
 
 @contextlib.contextmanager

@@ -290,7 +290,7 @@ def test_beside_what_is_looked_up_a_head_hears_of_every_token(pairs, monkeypatch
 def in_turns(self, gamma):
     """Two windows of what is looked up, of tokens that the target takes or not, then one of the model."""
     self.turn = getattr(self, "turn", 0) + 1
-    found = self.lookup.look(gamma)
+    found = self.lookup.proposal(gamma)
     self._looked_up = bool(found.tokens) and self.turn % 3 != 0
     if self._looked_up:
         return self.lookup.proposed(found)

@@ -181,7 +181,7 @@ class ClipReader:
                 problem, kind, hint = f"not read within {self.timeout:g} s", "timeout", "raise --timeout"
             else:
                 problem = f"no packet and no frame came for {self.stall:g} s"
-                kind, hint = "stalled", "of slow storage raise --stall"
+                kind, hint = "stalled", "raise --stall if the storage is slow"
             raise VideoError(f"{path}: {problem}", kind=kind, hint=hint) from None
         if isinstance(answer, Exception):
             try:
@@ -196,7 +196,7 @@ class ClipReader:
         return VideoError(
             f"{path}: the process that read it ended ({ended.reason})",
             kind="crashed",
-            hint="the file may be damaged; ffmpeg -i IN OUT writes it anew",
+            hint="the file may be damaged; ffmpeg -i IN OUT rewrites it",
         )
 
     def _ready_child(self, path: str) -> Child:
@@ -216,7 +216,7 @@ class ClipReader:
         raise VideoError(
             f"{path}: the process that reads clips ended ({reason}) while it started, {STARTS} times",
             kind="crashed",
-            hint="there may be too little memory; its own messages stand above",
+            hint="there may be too little memory; its messages are above",
         )
 
     def _start(self) -> Child:

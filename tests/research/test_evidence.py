@@ -186,6 +186,14 @@ def test_the_committed_gains_are_those_of_the_committed_figures():
     assert gains(single, found["folder-200"]) in page, "python -m research.evidence --pages"
 
 
+def test_writing_the_pages_measures_and_draws_nothing(tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(pages, "write", written.append)
+    monkeypatch.setattr(pages, "draw", lambda clips: pytest.fail("drawn"))
+    monkeypatch.setattr(evidence, "measure", lambda *_, **__: pytest.fail("measured"))
+    assert main(["--pages", "--out", str(tmp_path)]) == 0 and written == [tmp_path]
+
+
 def test_keep_needs_quick(capsys):
     assert main(["--keep", "x"]) == 2 and "--keep needs --quick" in capsys.readouterr().err
 

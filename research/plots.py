@@ -45,7 +45,7 @@ def check_drawing(asked: str) -> None:
         UsageError: matplotlib is not installed.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(f"{asked}: matplotlib is not installed", hint="pip install 'vidspec[plots]'")
+        raise UsageError(f"{asked}: matplotlib is not installed", hint="pip install matplotlib")
 
 
 def draw(rows: Sequence[BenchRow], records: Mapping[str, Mapping[str, Sequence[Caption]]], folder: Path) -> list[Path]:

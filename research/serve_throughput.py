@@ -133,7 +133,7 @@ def _serve_vllm(worker: ProfileContenderWorker, python: str, batch: int) -> Iter
                 with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
                     break
                 if server.poll() is not None:
-                    raise VidspecError("vLLM's server has ended before it served; its messages stand above")
+                    raise VidspecError("vLLM's server has ended before it served; its messages are above")
                 time.sleep(1)
             yield port
         finally:

@@ -1,4 +1,4 @@
-"""What holds for all tests: no time limits on examples (machines differ) and fewer of them in ``make test``, threads of
+"""Settings of all tests: no time limits on examples (machines differ) and fewer of them in ``make test``, threads of
 processes that run tests beside each other, Ctrl-C, what is done without a GPU, and draft processes that start at once.
 """
 
@@ -120,7 +120,7 @@ def clips_read_once() -> Iterator[None]:
         yield
 
 
-#: What a draft process spends its first seconds on.
+#: Imports on which a draft process spends its first seconds.
 IMPORTED = (
     "vidspec.decoding.workers.draft",
     "vidspec.models.families.llava_onevision",

@@ -112,13 +112,13 @@ def stream_events(path: str) -> Iterator[Event]:
 
 
 def question(kind: str, index: int, prompt: str) -> dict[str, object]:
-    """What a record says of one of several."""
+    """Return a record's entry on one of several questions."""
     counts = {"reused": 0, "reused_by_draft": None, "saved_s": 0.0}
     return {"kind": kind, "index": index, "prompt": prompt, **counts}
 
 
 def asked(one: Any) -> dict[str, object]:
-    """What of a request differs from the profile."""
+    """Return the options of a request that differ from the profile."""
     keys = ("prompt", "clip", "earlier")
     return {key: value for key in keys if (value := getattr(one, key, None)) is not None and value != ()}
 

@@ -1,4 +1,4 @@
-"""What tests of plugins leave behind."""
+"""Removal of what tests of plugins leave behind."""
 
 import sys
 

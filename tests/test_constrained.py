@@ -20,7 +20,7 @@ from vidspec.decoding.report import parse_json
 from vidspec.errors import GenerationError, ProfileError
 from vidspec.runs.run_settings import profile_keys
 
-llguidance = pytest.importorskip("llguidance", reason="needs vidspec[json]")
+llguidance = pytest.importorskip("llguidance", reason="needs llguidance")
 
 from vidspec.decoding.text_history import wrap_tokenizer  # noqa: E402
 

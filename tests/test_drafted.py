@@ -73,7 +73,7 @@ def served(captioner, paths, batch, count):
 
 
 def exact(profile):
-    """Whether what is drafted depends on nothing measured and on no earlier caption."""
+    """Return True if drafts depend on nothing measured and on no earlier caption."""
     draft = profile.draft
     return not (profile.concurrent or draft.gamma == "auto") and (
         draft.topology != "adaptive" and draft.kind not in ("suffix", "hybrid")
@@ -86,7 +86,7 @@ def captioner_of(pair, name):
 
 
 def until_drafted(profile, run):
-    """What ``run`` gives; up to three times if the draft's process, on a busy machine, came too late for every text."""
+    """Return the value of ``run``; up to three times if the draft's process came too late for every text."""
     for _ in range(3):
         found = run()
         if not profile.concurrent or any(caption.counters["drafted"] for caption in found.values()):

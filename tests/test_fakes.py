@@ -6,7 +6,7 @@ import pytest
 
 from tests.fake_captioner import FakeCaptioner, FakeClient, FakeInputs, FakeReader, FakeVision
 
-#: What tests ask of a fake.
+#: Members that tests use of a fake.
 OWN = {"made", "load_error", "warm", "most"}
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 

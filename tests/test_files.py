@@ -1,4 +1,4 @@
-"""What is written to a file at once."""
+"""Files that are written at once."""
 
 import errno
 import fcntl

@@ -41,7 +41,7 @@ def different():
 
 
 def goes_back(name):
-    """Whether states of recurrent blocks can follow; the others are refused, see ``models/test_hybrid_profiles.py``."""
+    """Return True if recurrent states can follow; others are refused, see ``models/test_hybrid_profiles.py``."""
     profile = packaged()[name]
     draft, schedule = profile.draft, profile.schedule
     chosen = draft.kind == "sparse_kv" or (draft.kind == "self" and draft.prefill == "gather")
@@ -258,7 +258,7 @@ EVERYTHING = {
 @pytest.mark.parametrize("name", BUILT_IN)
 @pytest.mark.parametrize("method", EVERYTHING)
 def test_a_target_that_is_pruned_of_nothing(built_in_pairs, name, method):
-    """Of every family: ``tests/baselines/test_engine.py``."""
+    """``tests/baselines/test_engine.py`` has every family."""
     pair = built_in_pairs(name)
     record = check(pair, pair.captioner(method, EVERYTHING[method]), CLIPS["three-objects"])
     assert record.lossy["kept"] == [record.counters["visual_tokens"]] * len(record.lossy["kept"])

@@ -203,7 +203,7 @@ def draws(way, count, penalties=DRAWN):
 
 
 def distribution():
-    """Of texts behind the first token, which the penalties count."""
+    """Distribution of texts behind the first token, which the penalties count."""
     return exact_distribution(cache(lambda prefix: processed(DRAWN, [1], (0, *prefix), SMALL(prefix))), SAMPLING, SHORT)
 
 

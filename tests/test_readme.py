@@ -1,4 +1,4 @@
-"""What the README and the pages in docs/ name exists, and what exists is named there."""
+"""The README and the pages in docs/ name what exists, and all of it."""
 
 import importlib.util
 import os
@@ -6,11 +6,13 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import typer
+from packaging.requirements import Requirement
 
 from research.commands import application
 from research.peers.__main__ import command as peers_command
@@ -113,7 +115,7 @@ def console_lines(page):
 
 
 def command_lines(*program):
-    """What follows ``vidspec``, or another program, in a console block of any page."""
+    """Yield the words after ``vidspec``, or another program, in console blocks of any page."""
     program = list(program or ("vidspec",))
     for page in sorted(PAGES):
         for _, line in console_lines(page):
@@ -171,7 +173,7 @@ def test_modules_that_a_page_runs_exist(page):
 
 
 def anchors(page):
-    """What a link may name on a page, as GitHub makes it of the headings."""
+    """Return the anchors of a page, as GitHub makes them of the headings."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", PAGES[page], flags=re.DOTALL), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -206,6 +208,24 @@ def test_map_names_every_package_in_the_order_of_imports():
     hidden = {"_version.py", "__init__.py", "__main__.py"}
     wanted = [[room for room in rooms if room not in hidden] for rooms in wanted]
     assert [sorted(rooms) for rooms in named] == [rooms for rooms in wanted if rooms]
+
+
+def test_extras_are_installed_from_a_checkout_or_by_their_packages():
+    """No package index has vidspec; the reference lists the packages, and hints name some of these."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = {extra: {Requirement(one).name for one in some} for extra, some in project["optional-dependencies"].items()}
+    rows = [[cell.strip(" `") for cell in row.split("|")] for row in section("reference", "Extras").splitlines()]
+    assert {row[1]: set(row[2].split(", ")) for row in rows if row[1:2] and row[1] in named} == {
+        extra: some for extra, some in named.items() if extra != "test"
+    }
+    known = set().union({Requirement(one).name for one in project["dependencies"]}, {"triton-windows"}, *named.values())
+    files = [path for room in ("vidspec", "research") for path in (ROOT / room).rglob("*.py")]
+    hints = [(path, path.read_text(encoding="utf-8")) for path in files]
+    for place, text in [*hints, *PAGES.items()]:
+        assert not re.search(r"vidspec\[[a-z]|pip install '?vidspec\b", text), place
+    for path, text in hints:
+        for words in re.findall(r"pip install (?:--[\w-]+ )*([a-z][a-z0-9 -]*)", text):
+            assert set(words.removesuffix(" if ").split()) <= known, path
 
 
 @pytest.mark.parametrize("page", PAGES)

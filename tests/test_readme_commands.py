@@ -41,7 +41,7 @@ from vidspec.cli import main
 if __name__ == "__main__":
     sys.exit(main())
 """
-#: What is not run here and why; ``test_readme.py`` parses those of ``vidspec``.
+#: Commands that are not run here, and why; ``test_readme.py`` parses those of ``vidspec``.
 ELSEWHERE = {
     r"(pip|pipx|uv) ": "installs; from where is everybody's own",
     r"vidspec serve": "runs until it is ended: tests/serve/test_command.py",
@@ -70,7 +70,7 @@ ELSEWHERE = {
 MORE = {"profile": ("--profiles", "ar,specvlm", "--repeats", "1", "--no-passes")}
 #: Sections about files, not captions.
 FAKED = {"Caption many clips"}
-#: What only a shell understands; Ray's daemons too are better in a process that ends.
+#: Syntax that only a shell understands; Ray's daemons too are better in a process that ends.
 SHELL = re.compile(r"[|<>$;(]|^(?!vidspec )|--engine ray")
 
 
@@ -94,7 +94,7 @@ def pages():
     return {page: lines for page, lines in found.items() if lines}
 
 
-#: What makes the inputs of a page's commands.
+#: Commands that make the inputs of a page's commands.
 MAKES = re.compile(r"cp |echo |mkdir |printf |tar |vidspec sample ")
 
 
@@ -128,7 +128,7 @@ def faked(monkeypatch):
 
 
 def run(line, capfd):
-    """What a line prints; it must succeed."""
+    """Run a line and return its output; it must succeed."""
     if SHELL.search(line):
         line = re.sub(r"^python ", f"{shlex.quote(sys.executable)} ", line)
         ran = subprocess.run(
@@ -181,6 +181,7 @@ def test_the_library_as_it_is_shown(page, folder, capfd):
         Path("clips").mkdir(exist_ok=True)
         shutil.copy(clip, "clips")
     text = PAGES[page].replace("```\n<!-- next cell -->\n```python\n", "")
+    text = text.replace("Qwen/Qwen2.5-VL-7B-Instruct", "vidspec/embedded/pair_qwen/target")  # no download
     for code in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         exec(compile(code, page, "exec"), {})
         assert capfd.readouterr().out.strip()

@@ -1,4 +1,4 @@
-"""What a clip takes of memory is let go of as soon as the models have read it: frames, pixels, embeddings."""
+"""A clip's frames, pixels and embeddings are released as soon as the models have read them."""
 
 import gc
 import weakref
@@ -67,7 +67,7 @@ def made(monkeypatch):
 
 @pytest.fixture
 def without_collector():
-    """What only the collector of cycles lets go of stays for long."""
+    """Objects that only the collector of cycles releases stay for long."""
     gc.collect()
     gc.disable()
     yield

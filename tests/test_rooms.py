@@ -37,7 +37,7 @@ ORDER = (
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 #: Rooms whose parts check a profile or are built from its sections, and may import it for types; it holds these parts.
 PARTS = {"pruning", "drafting", "acceptance", "schedule", "lossy"}
-#: What is loaded when a name is first asked for, so that importing the package loads nothing.
+#: Imports made when a name is first asked for, so that importing the package loads nothing.
 LAZY = {"captioner"}
 
 

@@ -46,7 +46,7 @@ def arrivals(clips, order=None, **asked):
 
 
 def served(captioner, source, batch, wake=None):
-    """What became of each clip, in the order they ended; and how the whole stood meanwhile."""
+    """Return each clip's outcome, in the order they ended, and the loads meanwhile."""
     ended, loads = {}, []
     for key, said in captioner.client.serve(source, batch=batch, wake=wake):
         if isinstance(said, LoopLoad):
@@ -134,7 +134,7 @@ def test_one_clips_end_makes_room_and_one_that_comes_late_is_served(small_captio
 
 @pytest.mark.parametrize("late", [0.0, 1.0])
 def test_how_long_models_waited_for_files_is_told(small_captioner, clips, late):
-    """Of a run whose only clip is read after a second."""
+    """A run whose only clip is read after a second."""
     source, begun, taken = arrivals(dict([next(iter(clips.items()))])), time.monotonic(), []
 
     class Late(ReadyClips):
@@ -210,7 +210,7 @@ def test_a_clip_that_never_fits_is_an_error(small_captioner, clips, monkeypatch)
 
 
 def test_memory_bounds_how_many_are_let_in(small_captioner, clips, monkeypatch):
-    """Where the free memory is not enough for one clip more."""
+    """The free memory is not enough for one clip more."""
     monkeypatch.setattr("vidspec.decoding.engine_thread.EVERY", 0.0)
     monkeypatch.setattr("vidspec.decoding.admission.free_memory", lambda device: 1000)
     seen = []
@@ -234,7 +234,7 @@ def test_leaving_early_gives_everything_back(small_captioner, clips):
 
 
 def test_how_many_at_once_follows_from_what_passes_take(small_captioner, clips, monkeypatch):
-    """Where nobody says how many: here twice as many always seem to give twice the tokens, so the most grows."""
+    """Without a number: here twice as many always seem to give twice the tokens, so the most grows."""
     monkeypatch.setattr("vidspec.decoding.engine_thread.EVERY", 0.0)
     monkeypatch.setattr("vidspec.draft_length.batch.PASSES", 2)
     monkeypatch.setattr("vidspec.draft_length.batch.BatchSize.rate", lambda self, n: n)

@@ -114,7 +114,7 @@ def test_a_text_that_ends_before_the_tag_is_an_error(thinkers, opened):
 
 @pytest.mark.parametrize("name", full_but(["suffix"], ["ar", "self-sd", "suffix"]))
 def test_a_grammar_begins_after_the_tag(thinkers, name):
-    pytest.importorskip("llguidance", reason="needs vidspec[json]")
+    pytest.importorskip("llguidance", reason="needs llguidance")
     caption = captioner(thinkers[True], name, json_schema=SCHEMA).caption(CLIP)
     assert caption.reasoning == THOUGHT.strip() and caption.data == json.loads(caption.caption)
     assert set(caption.data) == {"sure"}

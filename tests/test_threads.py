@@ -122,7 +122,7 @@ def test_calls_at_the_same_time_share_passes(small_captioner, clips, monkeypatch
 
 
 def test_a_stream_that_is_held_open_blocks_no_other_call(small_captioner, clips):
-    """Of the same thread, and of another."""
+    """Calls of the same thread, and of another."""
     first, second, third, _ = clips
     expected = {path: small_captioner.caption(path, clip=clip).token_ids for path, clip in clips.items()}
     held = small_captioner.stream(first, clip=clips[first])

@@ -1,4 +1,4 @@
-"""What ``make test`` leaves to ``make test-all``: tests and parameters with the mark ``full``, and most examples.
+"""Tests that ``make test`` leaves to ``make test-all``: those with the mark ``full``, and most random examples.
 
 Large products take turns in ``make test-all`` too; ``make sweep`` sets :data:`EVERY` and runs all of them.
 """

@@ -133,7 +133,7 @@ def quick(places: Mapping[str, str], clips: Sequence[str], out: Path, keep: str 
             (out / "machines").mkdir(exist_ok=True)
             known = here.read_text(encoding="utf-8").replace(f"{places['work']}{os.sep}", "")
             (out / "machines" / f"{keep}.json").write_text(known, encoding="utf-8")
-    return pages.beside(results, pages.read_results(out)["profiles-embedded-qwen"])
+    return pages.comparison(results, pages.read_results(out)["profiles-embedded-qwen"])
 
 
 @contextlib.contextmanager
@@ -182,7 +182,7 @@ def command(
     keep: Annotated[
         str | None, typer.Option("--keep", metavar="NAME", help="Add --quick's figures to the pages as this machine's.")
     ] = None,
-    write: Annotated[bool, typer.Option("--pages", help="Measure nothing; write the pages.")] = False,
+    write: Annotated[bool, typer.Option("--pages", help="Measure and draw nothing; write the pages.")] = False,
 ) -> int:
     """Measure everything that the pages say, unattended, and write them."""
     known = {part.name: part for part in PARTS}
@@ -212,7 +212,8 @@ def command(
                     print_note(str(error))
     if not only and not smoke:
         pages.write(out)
-        pages.draw(work / f"clips-{CLIPS}")
+        if not write:
+            pages.draw(work / f"clips-{CLIPS}")
     if failed:
         raise VidspecError(f"{len(failed)} of {len(chosen)} parts failed: {', '.join(failed)}", hint="run it again")
     return 0

@@ -19,7 +19,7 @@ from vidspec.embedded.prompts import QUESTIONS
 from vidspec.errors import VidspecError
 from vidspec.models.loading import embedded_folder
 
-__all__ = ["README_ROWS", "beside", "elsewhere", "measured", "page", "readme", "write"]
+__all__ = ["README_ROWS", "comparison", "elsewhere", "measured", "page", "readme", "write"]
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Marks around a table that is written here.
@@ -165,25 +165,25 @@ def _by_name(results: Results) -> dict[str, Results]:
     return {name: row for row in results["rows"] for name in (row["name"], *row.get("also", ()))}
 
 
-#: Columns of :func:`beside`.
-BESIDE: Mapping[str, Callable[[Results], str]] = {
+#: Columns of :func:`comparison`.
+COMPARED: Mapping[str, Callable[[Results], str]] = {
     "decoding": lambda row: times(row["decode"]),
     "end to end": lambda row: times(row["end_to_end"]),
     "tokens/s": lambda row: f"{row['tokens_per_s']:.0f}",
 }
 
 
-def beside(here: Results, ours: Results) -> str:
+def comparison(here: Results, ours: Results) -> str:
     """Return the README's methods as measured on this machine, beside the published figures."""
     both = _by_name(here), _by_name(ours)
     lines = []
     for name in README_ROWS:
         rows = [one.get(name) for one in both]
         cells = [PEERS.get(name, f"`{name}`")]
-        for form in BESIDE.values():
+        for form in COMPARED.values():
             cells += ["-" if row is None else form(row) for row in rows]
         lines.append(cells)
-    heads = [f"{what}, {where}" for what in BESIDE for where in ("here", "published")]
+    heads = [f"{what}, {where}" for what in COMPARED for where in ("here", "published")]
     about = (
         f"{where}: {one['machine']}, commit {one['commit']}, {one['date']}, {one['rows'][0]['clips']} clips"
         for where, one in (("Here", here), ("Published", ours))
@@ -324,7 +324,7 @@ SECTIONS = {
     "Folders": (
         "Clips per second from the first file opened to the last record written, with 8 frames and one thread per "
         "process: one core decodes texts, the other reads files and encodes the next clips, and is mostly idle. More "
-        "profiles, decoding alone, memory, rows per pass and the use of the cores: {links}."
+        "profiles, decoding alone, memory and rows per pass: {links}."
     ),
     "Other machines": (
         "Decoding, then end to end, of the Qwen2.5-VL pair. The faster plain decoding runs there, the less a draft "
@@ -344,8 +344,6 @@ LINKS = {
         "embedded": "folder-embedded",
         "embedded-qwen": "folder-embedded-qwen",
         "200 clips": "folder-200",
-        "cores, embedded": "cores-embedded",
-        "cores, embedded-qwen": "cores-embedded-qwen",
     },
 }
 

@@ -16,14 +16,9 @@ SIZES: Mapping[str, tuple[str, str]] = {
     "pareto": ("", "--profiles ar,lvspec"),
     "batch": ("1,8,16", "1,2"),
     "rounds": ("3", "1"),
-    "runs": ("7", "1"),
     "turns": ("8", "1"),
     "clips": ("50", "2"),
-    "relevance": ("40", "1"),
     "timed": ("16", "1"),
-    "prompts": ("12", "1"),
-    "captions": ("200", "20"),
-    "memory": ("300", "4"),
     "shards": ("5,20", "1"),
     "in_shard": ("100", "2"),
     "seconds": ("180", "2"),
@@ -114,13 +109,6 @@ PARTS: tuple[Part, ...] = (
         ),
     ),
     *_of_both(
-        "cores",
-        "What two cores are busy with",
-        "Processor time of the parts of `vidspec caption` over a folder, in shares of the time between the first "
-        "record and the last; 100% is one core.",
-        "research.studies.cores {clips:64} --pair {pair} --batch {batch}",
-    ),
-    *_of_both(
         "pareto",
         "Quality against speed",
         "Methods that may change the text, with lossless ones beside them, on drawn clips whose truth is known. The "
@@ -128,43 +116,6 @@ PARTS: tuple[Part, ...] = (
         "held at the length of the text of `ar`.",
         "research.pareto --pair {pair} --count {clips} --timed {timed} --repeats 1 {pareto} --json {json} "
         "--svg {docs}/pareto-{pair}.svg",
-    ),
-    *_of_both(
-        "startup",
-        "Start-up tokens",
-        "How often the first token that a parallel draft proposes while the target reads its prompt is the target's "
-        "own; all start-up tokens are lost where it is not. No times.",
-        "research.studies.startup {clips:50} --pair {pair}",
-    ),
-    *_of_both(
-        "turns",
-        "Second turns of a dialogue",
-        "The methods of TABED's Table 10 on the first and the second question about a clip, beside the paper's.",
-        "research.suites tabed-10 {clips:16} --pair {pair} --turn 'Describe this video in detail.' "
-        "--turn 'Say it in one sentence.' --threads 1 --repeats 1 --json {json}",
-    ),
-    *_of_both(
-        "prompts",
-        "A second prompt about a clip",
-        "What a second prompt costs beside the first, with one thread.",
-        "research.studies.prompts --pair {pair} --clips {prompts}",
-    ),
-    *_of_both(
-        "relevance",
-        "Visual relevance and facts",
-        "Whether LVSpec's relevance (Eq. 8) of the tokens of the target's own caption tells words that state facts of "
-        "the drawn world from the others. AUC is the chance that a token of a fact has the higher relevance.",
-        "research.relevance --pair {pair} --clips {relevance}",
-    ),
-    Part(
-        "pass-times",
-        "Passes of the built-in models",
-        "One pass over 640 cached tokens with one thread, in ms: T_p of the target by rows, T_q of the draft, and c, "
-        "the ratio of one row.",
-        tuple(
-            f"research.training.evaluate --pair vidspec/embedded/{folder} --only times"
-            for folder in ("pair", "pair_qwen")
-        ),
     ),
     *_of_both(
         "draft-windows",
@@ -184,13 +135,6 @@ PARTS: tuple[Part, ...] = (
         "research.studies.estimate --pair {pair} --clips {estimated} --repeats {estimated}",
     ),
     Part(
-        "lookup",
-        "Texts replayed: drafts that are looked up",
-        "No model runs: texts are written as if a target wrote them, one after another, each token of a window costing "
-        "0.05 tokens.",
-        ("research.studies.lookup --captions {captions}",),
-    ),
-    Part(
         "layouts",
         "Layouts of weights",
         "Language models of Qwen2.5's sizes with random weights, one thread, 256 entries in the cache; all layouts "
@@ -203,12 +147,6 @@ PARTS: tuple[Part, ...] = (
         tried=False,
     ),
     Part(
-        "matrices",
-        "The product of a layer by format of weights",
-        "A layer of published width with random weights, one thread; all formats take turns.",
-        ("research.studies.matrices",),
-    ),
-    Part(
         "real-sizes",
         "Real sizes",
         "Pass times measured with random weights, and captions simulated with them from the first token of the prompt "
@@ -218,61 +156,11 @@ PARTS: tuple[Part, ...] = (
         tried=False,
     ),
     Part(
-        "cards",
-        "Real sizes on cards of 24 and 80 GB",
-        "Predictions from data sheets: nothing was measured on these cards.",
-        (
-            "research.simulate --batch 1,8 --device 4090 --pair 7b+0.5b,7b+3b --weights int4 --format markdown",
-            "research.simulate --batch 1,8 --device 4090 --pair 7b+0.5b --format markdown",
-            "research.simulate --batch 1,8 --device h100 --format markdown",
-            "research.simulate --batch 1,8 --device h100 --pair 32b+7b --weights int4 --format markdown",
-        ),
-    ),
-    Part(
-        "wide",
-        "Plain decoding at a real width beside OpenVINO",
-        "A Qwen2.5-VL of the 3B's width with four blocks and random weights, 24 new tokens, one thread.",
-        (
-            "research.studies.wide {folder}/wide",
-            "research.peers {clips:1} --target {folder}/wide "
-            "--profiles ar+generate.max_new_tokens=24,self-int8+generate.max_new_tokens=24 --threads 1 --no-generate "
-            "--peer openvino={openvino}",
-            "research.peers {clips:1} --target {folder}/wide --weights int8 "
-            "--profiles ar+generate.max_new_tokens=24 --threads 1 --no-generate --peer openvino={openvino}",
-        ),
-        tried=False,
-    ),
-    Part(
-        "loading",
-        "Estimated and used memory",
-        "GiB that `vidspec models NAME` says, and that a process takes; checkpoints of published shapes with random "
-        "weights.",
-        (
-            "research.studies.loading smolvlm2-500m llava-onevision-0.5b --dtype float32",
-            "research.studies.loading qwen3-vl-2b qwen2.5-vl-3b qwen2.5-vl-3b-gptq --frames 2 --new-tokens 2",
-        ),
-        tried=False,
-    ),
-    Part(
-        "command",
-        "From a command to its caption",
-        "Seconds of whole processes, most of which pass before the clip is looked at: 176 and 181 tokens of a sample "
-        "clip, 32 frames, weights and imported files in the system's cache. *Version 0.1.0* imports transformers as "
-        "usual.",
-        ("research.studies.command_time --runs {runs} --earlier {earlier}",),
-    ),
-    Part(
         "frames",
         "Reading frames",
         "32 frames of drawn files, a keyframe every 10 s, each reading in a process of its own that has read another "
         "file before. *Earlier* is version 0.1.0.",
         ("research.studies.frames --seconds {seconds} --repeats 1 --earlier {earlier} --folder {folder}/films",),
-    ),
-    Part(
-        "memory",
-        "Memory of a long run",
-        "Resident memory of the process and its children over 300 clips, eight at once.",
-        ("research.studies.memory {clips:4} --profile vanilla-sd-auto --count {memory}",),
     ),
     Part(
         "shards",

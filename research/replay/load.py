@@ -39,7 +39,7 @@ ENTRY = 2
 WEIGHTS = {"bfloat16": 2.0, "float8": 1.0, "int4": 0.5}
 #: Most bytes of four-bit weights per second.
 _CODES = KERNEL_RATES["int4"][1]
-#: Of the device's memory; the rest is for activations.
+#: Usable share of the device's memory; the rest is for activations.
 USABLE = 0.9
 
 

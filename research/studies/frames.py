@@ -80,7 +80,7 @@ SHORT = (
     File(10, 1280, 720, "libsvtav1"),
     File(10, 1280, 720, "mpeg4"),
 )
-#: Of ``vidspec.video.read``, with 32 frames.
+#: Options of ``vidspec.video.read``, with 32 frames.
 WAYS: dict[str, dict[str, object]] = {
     "default": {},
     "decord": {"decoder": "decord"},

@@ -2,7 +2,7 @@
 
 A built-in pair captions a clip while every call inside ``vidspec`` is noted. Printed is each function that runs between
 the end of a pass of the target and the moment when the panel has its tokens, in the order of first calls, of the
-verification with the median number of them. That number is the one in docs/internals/architecture.md.
+verification with the median number of them.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ __all__ = ["Text", "TrainedHead", "clips", "harvest", "train_head"]
 
 #: Scenes come from a random stream that neither the pairs' training nor the held-out clips use.
 SEED = 30_000_000
-#: How much a step of the unrolled draft counts, by the one before it.
+#: Weight of a step of the unrolled draft, relative to the one before it.
 DECAY = 0.8
 #: Tokens of a caption at most.
 MOST = 256

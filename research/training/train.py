@@ -30,12 +30,12 @@ from vidspec.models.loading import embedded_folder
 
 #: Freed memory is kept: giving it back and asking for it again at every step takes half of the processor's time.
 KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
-#: Where the processes of a stage meet, on this machine only.
+#: Address at which the processes of a stage meet, on this machine only.
 PORT = 29_571
 FAMILIES = ("llava_onevision", "qwen2_5_vl")
 #: The shipped pairs.
 PAIRS = {"llava_onevision": "embedded", "qwen2_5_vl": "embedded-qwen"}
-#: Of the last training from shipped weights: seed, and steps of the stages ``language`` and ``joint``.
+#: The last training from shipped weights: seed, and steps of the stages ``language`` and ``joint``.
 LAST = {"llava_onevision": (1, 1100, 300), "qwen2_5_vl": (2, 400, 250)}
 #: Training settings by starting point; recorded with the weights.
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {

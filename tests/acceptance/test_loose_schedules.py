@@ -91,7 +91,7 @@ def test_nothing_loose_is_plain_decoding(pair, name, overrides):
 
 
 def audit(captioner, record):
-    """What the target wants at each place of the text and its relevance there, from one pass over all of it."""
+    """Return the target's choice and the relevance at each position of the text, from one pass over all of it."""
     setup, trace = captioner.client.setup, Trace()
     prefix = run_to_completion(
         setup.read(

@@ -1,4 +1,4 @@
-"""Which ids a profile's ``accept.protect`` stands for."""
+"""Token ids that a profile's ``accept.protect`` stands for."""
 
 import pytest
 

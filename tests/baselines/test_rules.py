@@ -36,7 +36,7 @@ def reading(seed, frames=5, rows=3, columns=4):
 
 
 def attention(one, row):
-    """Of one row to each visual token, head by head."""
+    """Attention of one row to each visual token, head by head."""
     sums = [0.0] * len(one.visual)
     for head in range(HEADS):
         keys = one.key[0, head // (HEADS // KV_HEADS)]
@@ -215,7 +215,7 @@ def test_where_the_stages_are():
 
 
 def mean_share(stages, depth):
-    """Of what the blocks read, block by block; the ones before the first stage read everything."""
+    """Mean share that the blocks read; those before the first stage read everything."""
     share, total = 1.0, 0.0
     for block in range(depth):
         share = stages.get(block, share)

@@ -13,7 +13,7 @@ def span(room, layers=2, whole=0):
 
 @torch.inference_mode()
 def write(one, seed, rows):
-    """What each layer was given: (2, heads, rows, d)."""
+    """Write a row and return the entries of each layer: (2, heads, rows, d)."""
     rng = torch.Generator().manual_seed(seed)
     given = []
     for into in one.entries_to_write(rows):

@@ -1,4 +1,4 @@
-"""Which profiles and models a bench is given."""
+"""Profiles and models of a bench."""
 
 from __future__ import annotations
 

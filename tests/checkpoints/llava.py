@@ -48,7 +48,7 @@ CORPUS = ["USER: Describe the video. ASSISTANT: The video shows a red circle tha
 
 @dataclass(frozen=True)
 class LlavaKind:
-    """What a checkpoint is like.
+    """Variant of a checkpoint.
 
     ``padding`` is how many rows its head has beyond the tokenizer; ``noise`` how far all weights are from those of
     the same kind without any, in their own deviations.

@@ -34,7 +34,7 @@ PROCESSOR = {
 
 @dataclass(frozen=True)
 class OnevisionKind:
-    """What a checkpoint is like; ``padding`` is how many rows its head has beyond the tokenizer."""
+    """Variant of a checkpoint; ``padding`` rows of its head are beyond the tokenizer."""
 
     family: str = "llava_onevision"
     tied: bool = True

@@ -13,7 +13,7 @@ from tests.checkpoints.qwen import HEADS, HIDDEN, KV_HEADS, QwenKind
 
 FAMILY = "qwen3_5"
 WIDTH, INNER, EPS, THETA = 24, 96, 1e-6, 1e4
-#: Of 12 frequencies of a key the first four are turned, in turns by the three axes.
+#: The first four of 12 frequencies of a key are turned, in turns by the three axes.
 TURNED, AXES = 8, [0, 1, 2, 0]
 EXPERTS, EXPERT, SHARED = 4, 48, 32
 

@@ -21,7 +21,7 @@ from tests.checkpoints.recipe import draw_weight, draw_weights, greedy_generatio
 from vidspec.models.base import Pixels, families
 from vidspec.models.preprocess_qwen import patchify
 
-#: Of the published tokenizers of both generations.
+#: Pattern of the published tokenizers of both generations.
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -50,7 +50,7 @@ TOKENS_PER_SECOND = 2
 
 @dataclass(frozen=True)
 class QwenKind:
-    """What a checkpoint is like.
+    """Variant of a checkpoint.
 
     ``padding`` is how many rows its head has beyond the tokenizer; ``noise`` how far all weights are from those of
     the same kind without any, in their own deviations.

@@ -39,7 +39,7 @@ SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *NAMED.values())
 #: Pixels of a side of a patch, as the published ones: the processor's smallest frame has 128 tokens of 28 x 28.
 PATCH, UNIT = 14, 28
 BINS, RATE, CHUNK = 16, 25, 2
-#: Of the published ``preprocessor_config.json``, but for the number of bins and of seconds.
+#: The published ``preprocessor_config.json``, but for the number of bins and of seconds.
 PROCESSOR: dict[str, Any] = {
     "chunk_length": 12,
     "dither": 0.0,
@@ -85,7 +85,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def config(layers: int = LAYERS, padding: int = 7) -> transformers.Qwen2_5OmniConfig:
-    """Of the whole model; talker and vocoder are the library's smallest, as nobody builds them."""
+    """Config of the whole model; talker and vocoder are the library's smallest, as nobody builds them."""
     words = tokenizer()
     ids = words.get_vocab()
     text = {

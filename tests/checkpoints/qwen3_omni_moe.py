@@ -27,7 +27,7 @@ NAMED = {
     "video_token": "<|video_pad|>",
 }
 PATCH, HIDDEN, EXPERTS, RATE = 16, 64, 4, 13
-#: Of the published ``preprocessor_config.json``, but for the number of bins.
+#: The published ``preprocessor_config.json``, but for the number of bins.
 PROCESSOR: dict[str, Any] = {
     **qwen2_5_omni.PROCESSOR,
     "chunk_length": 300,
@@ -44,7 +44,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def config(padding: int = 7) -> transformers.Qwen3OmniMoeConfig:
-    """Of the whole model; talker and vocoder are the library's defaults, as nobody builds them."""
+    """Config of the whole model; talker and vocoder are the library's defaults, as nobody builds them."""
     words = tokenizer()
     ids = words.get_vocab()
     text = {

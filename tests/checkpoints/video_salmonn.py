@@ -33,7 +33,7 @@ NAMES = (
     (r"^audio\.qformer\.encoder", "audio.qformer.bert.encoder"),
     (r"(attention|crossattention)\.attention\.", r"\1.self."),
 )
-#: Of the published ``preprocessor_config.json``, which is Qwen2.5-VL's.
+#: The published ``preprocessor_config.json``, which is Qwen2.5-VL's.
 PROCESSOR: dict[str, Any] = {**qwen.processor(qwen.QWEN25), "patch_size": PATCH}
 PROCESSOR |= {"min_pixels": 3136, "max_pixels": 12845056}
 

@@ -60,7 +60,7 @@ class Ran:
 
 @pytest.fixture
 def options():
-    """What every ``vidspec caption`` of a test has besides."""
+    """Further options of every ``vidspec caption`` of a test."""
     return ()
 
 

@@ -1,4 +1,4 @@
-"""What commands did: files, and clips that were captioned."""
+"""Effects of commands: files, and captioned clips."""
 
 from pathlib import Path
 

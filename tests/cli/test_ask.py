@@ -40,7 +40,7 @@ def session():
 
 
 def said(*lines):
-    """What a user types; exceptions are raised, and the end of the lines is Ctrl-D."""
+    """Feed typed lines; exceptions are raised, and the end of the lines is Ctrl-D."""
     left = iter(lines)
 
     def line():

@@ -1,4 +1,4 @@
-"""How a caption is written: templates, one line, stop strings."""
+"""Written captions: templates, one line, stop strings."""
 
 import csv
 import io
@@ -136,7 +136,7 @@ class TerminalPipe(Pipe):
 def written(
     monkeypatch, *args, out=Pipe, caption=TEXT, pieces=("A", " red", " circ", "le", "\nmoves", " left."), **changes
 ):
-    """What ``vidspec caption`` writes for a text that comes in these pieces."""
+    """Return the output of ``vidspec caption`` for a text that comes in these pieces."""
     opened, prefilled, *_ = fake_captioner.events("good.mp4")
     rounds = [Round((1,), ("target",), 0, 0, 0.0, texts=(piece,)) for piece in pieces]
     last = Finished(record("good.mp4", caption=caption, **changes))

@@ -1,4 +1,4 @@
-"""What an option writes never takes the place of a file that vidspec did not write for that option."""
+"""No option's output replaces a file that vidspec did not write for that option."""
 
 import json
 import sys

@@ -80,7 +80,7 @@ def test_a_target_that_drafts_for_itself_has_two_caches(vidspec):
 
 
 def test_the_draft_has_its_own_visual_tokens(vidspec):
-    """Of LLaVA-NeXT and LLaVA-1.5 each sees the frames in its way."""
+    """LLaVA-NeXT and LLaVA-1.5 see the frames differently."""
     row = of(listed(vidspec, "--frames", "2"), "llava-hf/llava-v1.6-vicuna-13b-hf", "llava-hf/llava-1.5-7b-hf")
     big, small = (2 * (576 + 28 * 49) + 576, 2 * 576 + 576)
     assert row["bytes"]["kv"] == 2 * ((2 * 40 * 40 * 128) * big + (2 * 32 * 32 * 128) * small)

@@ -22,7 +22,7 @@ def config(tmp_path):
 
 @pytest.fixture
 def fetched(monkeypatch):
-    """What is downloaded, by a stand-in for the hub's client."""
+    """Downloads, recorded by a stand-in for the hub's client."""
     names = []
 
     def download(name, *, allow_patterns):

@@ -286,5 +286,5 @@ def test_packages_that_are_missing_are_named(vidspec, monkeypatch):
     monkeypatch.setattr("vidspec.cli.serve.find_spec", lambda name: None)
     ran = vidspec("review", "k")
     assert ran.code == 2 and ran.err == (
-        "error: review needs starlette, which is not installed (pip install 'vidspec[serve]')\n"
+        "error: review needs starlette, which is not installed (pip install aiohttp starlette uvicorn)\n"
     )

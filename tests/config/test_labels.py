@@ -1,4 +1,4 @@
-"""How a profile with overrides is named in one word."""
+"""Names in one word of profiles with overrides."""
 
 from __future__ import annotations
 

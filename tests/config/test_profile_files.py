@@ -34,7 +34,7 @@ def problem(name):
 
 
 def said(name):
-    """What differs from the defaults."""
+    """Return the keys that differ from the defaults."""
     plain = profiles.flatten_keys(profiles.parse({"name": "x"}).model_dump())
     own = profiles.flatten_keys(load(name, env={}).model_dump(exclude={"name", "about"}))
     return {key: value for key, value in own.items() if value != plain[key]}

@@ -93,7 +93,7 @@ class Span:
         del self.tokens[length - self.prompt :]
 
     def gather(self, start, kept):
-        """Of a prompt it keeps the first half, and all tokens behind it."""
+        """Keep the first half of a prompt and all tokens behind it."""
         half = self.prompt // 2
         assert start == 0 and kept == [*range(half), *range(self.prompt, self.length)]
         assert self.offset == self.prompt - half, "positions move, or it is pruned twice"
@@ -111,7 +111,7 @@ class Stretch:
 
 
 class TimedPrefill:
-    """What an engine reads a prompt with."""
+    """Prefill of a prompt in virtual time."""
 
     def __init__(self, prompt):
         self.prompt, self.left, self.span = prompt, prompt.length, Span(prompt.text)

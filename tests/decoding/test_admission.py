@@ -1,4 +1,4 @@
-"""How many clips are in flight at once, by the memory of devices: models of published sizes, without weights."""
+"""Clips in flight at once, by the memory of devices: models of published sizes, without weights."""
 
 from functools import cache
 from types import SimpleNamespace

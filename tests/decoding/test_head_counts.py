@@ -164,7 +164,7 @@ def test_a_pass_serves_all_clips(kind, penalties):
 
 @pytest.mark.parametrize("kind, penalties", [("chain", PENALTIES), ("tree", None), ("adaptive", None)], ids=str)
 def test_replayed_passes_draft_what_the_others_do(monkeypatch, kind, penalties):
-    """Of two clips: as many tokens of each window are accepted."""
+    """Two clips: as many tokens of each window are accepted."""
     found = []
     for replayed in (True, False):
         loop = Loop()

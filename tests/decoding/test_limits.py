@@ -1,4 +1,4 @@
-"""Where a text ends."""
+"""Ends of texts."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""How probable the target thought the tokens of a caption: the same whichever method wrote it, and only where asked."""
+"""The target's probabilities of a caption's tokens: the same whichever method wrote it, and only on request."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What a round costs the host: one wait for each pass, however many clips are in it, and few calls of Python."""
+"""Costs of a round for the host: one wait for each pass, however many clips are in it, and few calls of Python."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Waits(TorchFunctionMode):
 
 
 def copied(index):
-    """What indexing takes to a device from pageable memory, or counts there: a list, a number to assign, a mask."""
+    """Copies that indexing makes from pageable memory, or counts there: a list, a number to assign, a mask."""
     if isinstance(index, tuple):
         return any(map(copied, index))
     return isinstance(index, (list, range, float)) or (isinstance(index, torch.Tensor) and index.dtype is torch.bool)

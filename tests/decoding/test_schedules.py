@@ -53,7 +53,7 @@ def watched(one):
 
 
 def check_counters(rounds, one, gamma):
-    """What every run of rounds satisfies, whatever was drafted."""
+    """Check the invariants of any run of rounds, whatever was drafted."""
     limits, text = one.limits, ids(rounds)
     counters = count_rounds(rounds, one.drafter.forwards)
     assert counters.emitted == len(text) <= limits.max_new_tokens

@@ -1,9 +1,9 @@
-"""What of the output of a panel shows whether it is on the terminal."""
+"""The signs in a panel's output that it has the terminal."""
 
 import io
 
 
 def on_screen(out: io.StringIO) -> bool:
-    """Whether the panel has the terminal, whose cursor it hides meanwhile."""
+    """Return True while the panel has the terminal, whose cursor it hides."""
     written = out.getvalue()
     return written.rfind("\x1b[?25l") > written.rfind("\x1b[?25h")

@@ -20,7 +20,7 @@ def profile(name="sd-attention", **settings):
 
 
 def events(path, steps=3, frames=3):
-    """Of a clip whose ``steps`` temporal steps of 1 x 2 tokens were made from ``frames`` frames."""
+    """Events of a clip whose ``steps`` temporal steps of 1 x 2 tokens were made from ``frames`` frames."""
     clip = video.read(path, frames=frames)
     times = tuple(clip.timestamps.tolist())
     cells = tuple(range(2 * steps))

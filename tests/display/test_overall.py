@@ -18,7 +18,7 @@ from vidspec.events.tally import Tally, format_duration
 
 @pytest.fixture
 def tally():
-    """Of ten clips two were done before; this run captioned three and failed at one in 8 s."""
+    """Tally of ten clips: two were done before; this run captioned three and failed at one in 8 s."""
     tally = Tally(total=10, earlier=1, earlier_failed=1, began=time.monotonic() - 8)
     for number in range(3):
         tally.add(number, record())

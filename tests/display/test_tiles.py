@@ -49,7 +49,7 @@ def is_dim(colour):
 
 
 def test_what_the_draft_sees_is_in_colour_and_the_rest_dim():
-    """Of two frames of 2 x 2 tokens the upper left of the first and the lower right of the second."""
+    """Two frames of 2 x 2 tokens: the upper left of the first and the lower right of the second."""
     layout = fit_tiles(1.0, 2, 30, 5)
     found = pixels(opened(), seen([0, 7]), layout)
     high, wide = 2 * layout.lines, layout.columns

@@ -30,7 +30,7 @@ class Machine:
         return seconds * (1 + abs(self.rng.gauss(0, self.noise))) * spike
 
     def passes(self, gammas: Sequence[int]) -> list[tuple[str, int, int, float]]:
-        """Of a round: lane, clips, rows and true seconds."""
+        """Passes of a round: lane, clips, rows and true seconds."""
         clips = [sum(gamma >= g for gamma in gammas) for g in range(1, max(gammas) + 1)]
         rows = len(gammas) + sum(gammas)
         verify = self.verify(len(gammas), rows)

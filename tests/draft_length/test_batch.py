@@ -1,4 +1,4 @@
-"""How many clips at once, on virtual machines."""
+"""Numbers of clips at once, on virtual machines."""
 
 import pytest
 

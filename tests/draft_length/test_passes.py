@@ -1,4 +1,4 @@
-"""What a pass costs by clips and rows, from passes on a noisy machine."""
+"""Cost of a pass by clips and rows, from passes on a noisy machine."""
 
 import random
 from itertools import pairwise

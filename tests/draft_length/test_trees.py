@@ -1,4 +1,4 @@
-"""How trees grow: by the likeliest paths, never beyond their budget, and as long as that is worth its time."""
+"""Trees grow by the likeliest paths, never beyond their budget, and as long as that is worth its time."""
 
 import math
 

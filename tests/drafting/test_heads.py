@@ -73,7 +73,7 @@ class Drawn(HeadPair):
         target.eos = frozenset()
 
     def expected(self, text, count, kept=None, axis=None, one_axis=False, **options):
-        """What the head drafts behind a clip's prompt and ``text``, and the least distance of its choices."""
+        """Return the head's draft behind a clip's prompt and ``text``, and the least distance of its choices."""
         target, generate = self.target, profiles.load("eagle3", env={}).generate
         prefix = target.prefix(target.encode(target.preprocess(clip(0))), generate.prompt, generate.system)
         behind = torch.tensor(text[:-1], dtype=torch.long)
@@ -149,7 +149,7 @@ def watched(monkeypatch, change=lambda chain, tokens: tokens):
 
 
 def right_for_a_while(plain):
-    """Of the n-th window the first n (modulo its length and one) tokens are the target's, the others are not."""
+    """The first n (modulo its length and one) tokens of the n-th window are the target's, the others are not."""
     counter = iter(range(10**6))
 
     def change(emitted, tokens):
@@ -273,7 +273,7 @@ def test_the_record_names_the_head(pairs, family):
 
 @pytest.mark.full
 def test_beside_what_is_looked_up_a_head_hears_of_every_token(pairs, monkeypatch):
-    """What it drafts behind windows of another is what it would draft had it followed from the first token on."""
+    """Its drafts behind another drafter's windows are those it would make had it followed from the first token on."""
     pair = pairs(QWEN25)
     monkeypatch.setattr(HybridDrafter, "propose", in_turns)
     rounds = watched(monkeypatch)
@@ -290,7 +290,7 @@ def test_beside_what_is_looked_up_a_head_hears_of_every_token(pairs, monkeypatch
 def in_turns(self, gamma):
     """Two windows of what is looked up, of tokens that the target takes or not, then one of the model."""
     self.turn = getattr(self, "turn", 0) + 1
-    found = self.lookup.look(gamma)
+    found = self.lookup.proposal(gamma)
     self._looked_up = bool(found.tokens) and self.turn % 3 != 0
     if self._looked_up:
         return self.lookup.proposed(found)

@@ -1,4 +1,4 @@
-"""What lookup drafting remembers: found as a literal search finds it, bounded, shared by threads, kept in a file."""
+"""The memory of lookup drafting: found as a literal search finds it, bounded, shared by threads, kept in a file."""
 
 import threading
 from array import array

@@ -1,4 +1,4 @@
-"""What stands for the Triton kernels where there is no GPU."""
+"""Stand-ins for the Triton kernels where there is no GPU."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_entries_go_to_the_cache_as_by_a_copy_after_the_rotation(dtype, width, n
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [16, 80])
 def test_norms_of_heads_before_the_rotation(dtype, width):
-    """Of queries and keys, each with its own weights; rounded in between, as by separate kernels."""
+    """Queries and keys, each with its own weights; rounded in between, as by separate kernels."""
     states, tables = rotation_of(width, dtype)
     norms = HeadNorms(numbers(width, dtype=dtype, seed=2), numbers(width, dtype=dtype, seed=3), 1e-6)
     apart = states.clone()

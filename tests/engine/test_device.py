@@ -141,7 +141,7 @@ def test_work_and_memory_of_an_xpu(monkeypatch):
 
 
 def test_graphs_under_rocm_take_a_trial(monkeypatch):
-    """Which fails on this machine, that has no such GPU; with CUDA there is none."""
+    """The trial fails on this machine, that has no such GPU; with CUDA there is none."""
     place = torch.device("cuda", 0)
     assert replay_refusal(place) is None
     replay_refusal.cache_clear()

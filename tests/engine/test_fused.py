@@ -166,7 +166,7 @@ def test_what_is_not_covered():
     model = text_model("llama")
 
     class Quantised(torch.nn.Linear):
-        """Of a library."""
+        """A library's quantised layer."""
 
     model.model.layers[1].mlp.up_proj = Quantised(64, 96, bias=False)
     assert "quantised" in (unsupported_reason(model.model, model.lm_head) or "")

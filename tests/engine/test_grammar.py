@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from vidspec.engine.history import CombinedHistory
 from vidspec.engine.penalties import Penalties, PenaltyHistory
 
-llguidance = pytest.importorskip("llguidance", reason="needs vidspec[json]")
+llguidance = pytest.importorskip("llguidance", reason="needs llguidance")
 
 from vidspec.config.json_schema import json_grammar  # noqa: E402
 from vidspec.engine.grammar import GrammarHistory  # noqa: E402
@@ -115,7 +115,7 @@ def test_complete_only_at_the_end(history):
 
 
 def test_a_smaller_vocabulary(history):
-    """Of a draft: logit i is token ``ids[i]``; rows without any allowed token are left, since the target rejects."""
+    """A draft's: logit i is token ``ids[i]``; rows without any allowed token are left, since the target rejects."""
     ids = torch.tensor([PIECES.index("x"), PIECES.index("{"), END, PIECES.index("a"), WIDTH + 5])
     rows = history.changes_for_paths([(), (PIECES.index("{"),)], ids)(torch.zeros(2, 5))
     assert kept(rows) == [{1}, {0, 1, 2, 3, 4}]

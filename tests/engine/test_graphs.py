@@ -508,7 +508,7 @@ RULES = {
 @pytest.mark.sample(quick=1, full=5)
 @pytest.mark.parametrize("kind", RULES)
 def test_chains_chosen_on_the_device_are_those_of_passes_that_are_read_one_by_one(engine, kind):
-    """Of several clips with windows of different lengths; runs of tokens need the host."""
+    """Several clips with windows of different lengths; runs of tokens need the host."""
     penalties, sampling = RULES[kind]
     gammas, chains = (3, 5, 4), [[], []]
     for way in chains:
@@ -560,7 +560,7 @@ def verified(engine, spans, penalties, sampling, drafted):
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["drawn", "penalised", "both"])
 def test_windows_are_chosen_in_the_replayed_pass_as_outside(engine, monkeypatch, kind):
-    """Of clips that are sampled differently, or not; the second replay writes over the first one's tensors."""
+    """Clips are sampled differently, or not; the second replay writes over the first one's tensors."""
     penalties, _ = RULES[kind]
     sampling = (Sampling(0.8, 0.9), Sampling(1.3, 1.0, 20, 0.02)) if kind != "penalised" else None
     graphs = engine.model.decoder.graphs
@@ -600,7 +600,7 @@ def test_windows_of_a_flat_distribution_are_drawn_from_exactly(engine, monkeypat
 
 
 def test_captured_choices_are_dropped_all_together(engine, monkeypatch):
-    """Of graphs that share a pool, one that is released alone frees memory that others still use."""
+    """A graph that is released alone frees memory that others of its pool still use."""
     graphs = engine.model.decoder.graphs
     monkeypatch.setattr("vidspec.engine.graphs._MOST_CHOICES", 2)
     span = engine.prefill(prompts(engine)[0], ROOM).span

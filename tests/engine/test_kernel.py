@@ -20,7 +20,7 @@ pytest.importorskip("triton", reason="Triton, which comes with torch for GPUs, i
 from vidspec.engine.kernel import split_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-#: Of each sequence the entries in front of its tree, the tree, and how many of its last nodes are rows of the pass.
+#: Each sequence's entries in front of its tree, the tree, and the number of its last nodes that are rows of the pass.
 SINGLE, WINDOW = (70, [-1], 1), (130, [-1, 0, 1, 2, 3, 4], 6)
 TREE, LATE = (33, [-1, -1, 0, 0, 1, 3], 6), (64, [-1, -1, 0, 0, 1, 3], 3)
 FIRST, LONG = (0, [-1, 0], 2), (9, list(range(-1, 63)), 64)

@@ -26,7 +26,7 @@ class Operations(TorchDispatchMode):
 
 @pytest.mark.parametrize(("layout", "most"), [("transposed", (369, 426)), ("packed", (369, 426))])
 def test_operations_of_a_pass(monkeypatch, layout, most):
-    """Of one row and of a window of six, after a prompt: 27 a block, 9 of which are views."""
+    """One row and a window of six, after a prompt: 27 a block, 9 of which are views."""
     monkeypatch.setenv(VARIABLE, layout)
     folder = str(loading.embedded_folder("embedded-qwen", "target"))
     model = loading.load_model(folder, resolve_placement("cpu", "float32"))

@@ -16,7 +16,7 @@ from vidspec.engine.recurrent import NEAR, REACH, SPACING, delta_rule, linear_at
 from vidspec.engine.rows import Rows
 
 PROMPT = "Describe the video."
-#: What a recurrent layer launches for the rows of one sequence.
+#: Operators that a recurrent layer launches for the rows of one sequence.
 OPERATORS = 65
 
 

@@ -31,7 +31,7 @@ def append(span, values):
 
 
 def held(span):
-    """What each layer reads, the layer's thousand taken off."""
+    """Return the entries that each layer reads, the layer's thousand taken off."""
     found = []
     for layer, (keys, values) in enumerate(zip(*span.entries_to_read(0), strict=True)):
         assert torch.equal(keys, -values) and keys.shape == (1, 2, span.length, 4)
@@ -257,7 +257,7 @@ def test_layers_on_several_devices():
 
 
 def test_a_budget_by_what_is_free(monkeypatch):
-    """Of layers on two GPUs, the one that is full first decides; what torch holds and does not use is free."""
+    """The GPU that is full first decides for layers on two; memory that torch holds and does not use is free."""
     free = {FIRST: 1000, SECOND: 500}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device], 10**6))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 70)

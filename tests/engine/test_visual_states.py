@@ -1,4 +1,4 @@
-"""What a prefill keeps of the visual tokens for rules that look at the video."""
+"""States of visual tokens that a prefill keeps for rules that look at the video."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What no change of structure may change, written down: ``python -m tests.golden.make`` from the checkout's root.
+"""Results that no change of structure may change: ``python -m tests.golden.make`` from the checkout's root.
 
 Texts and counters of ten profiles on both built-in pairs, one clip after the other; the options of ``vidspec caption``;
 the schema of records. Only a change that is meant to alter one of them may write them anew, and says so in the
@@ -13,7 +13,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 PAIRS = ("embedded", "embedded-qwen")
-#: Of each way of drafting one whose windows do not depend on measured times.
+#: A profile of each way of drafting, one whose windows do not depend on measured times.
 PROFILES = (
     "ar",
     "vanilla-sd",

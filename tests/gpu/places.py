@@ -1,4 +1,4 @@
-"""Where these tests run: on an NVIDIA GPU, or in a smoke run (``python -m research.gpu tests --smoke``) on the CPU."""
+"""Devices of these tests: an NVIDIA GPU, or in a smoke run (``python -m research.gpu tests --smoke``) on the CPU."""
 
 from __future__ import annotations
 

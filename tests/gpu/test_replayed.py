@@ -27,7 +27,7 @@ if SMOKE:
 INTERPRETED = "test_a_slab_that_moved"
 TREE = [-1, 0, 0, 1, 2, 2]
 TOKENS = [40, 41, 77, 77, 60, 123, 38, 90]
-#: Of logits up to 2.2: several times what they differ on a CPU; those of another context differ by 3.
+#: Tolerance of logits up to 2.2: several times their difference on a CPU; those of another context differ by 3.
 CLOSE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 0.1}
 #: Entries of sequences.
 SHORT, MIDDLE, LONG = (1, 20, 70) if SMOKE else (1, 300, 5000)

@@ -1,8 +1,8 @@
-"""How close our numbers have to be to the stock models' in float32."""
+"""Tolerances of our numbers against the stock models' in float32."""
 
 import torch
 
-#: Of the largest number that is expected.
+#: Share of the largest number that is expected.
 PART = 1e-5
 
 

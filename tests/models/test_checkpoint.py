@@ -1,4 +1,4 @@
-"""What ``vidspec models NAME`` says of a checkpoint, by its config alone."""
+"""The answer of ``vidspec models NAME`` on a checkpoint, by its config alone."""
 
 import json
 import re
@@ -24,7 +24,7 @@ from vidspec.models.placement import Placement
 from vidspec.models.recommended import cards, predictions_of_published
 
 GIB = 1 << 30
-#: Of the memory that is needed, beside keys and values and the process.
+#: Parts of the memory that is needed, beside keys and values and the process.
 PARTS = ("weights", "packed_bytes", "working", "state_bytes")
 FIXTURES = Path(__file__).parent / "fixtures" / "configs"
 
@@ -105,7 +105,7 @@ def test_drafts_by_memory_and_vocabulary(vidspec, written, monkeypatch):
 
 
 def test_a_thinker_is_what_counts(vidspec, tmp_path):
-    """Of a model that also speaks: the numbers of the part that writes, and the smaller one as its draft."""
+    """A model that also speaks: the numbers of the part that writes, and the smaller one as its draft."""
     config = json.loads((FIXTURES / "Qwen2.5-Omni-7B.json").read_text())["config"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     code, found = said(vidspec, tmp_path)
@@ -326,7 +326,7 @@ def test_speeds_of_a_folder_are_those_of_the_published_model(vidspec, written):
 
 @pytest.mark.parametrize("card", ["4090", "l40s", "a100", "h100"])
 def test_printed_commands_parse(card):
-    """Of every published target with a prediction: the options exist, and the profile loads with its keys."""
+    """Every published target with a prediction: the options exist, and the profile loads with its keys."""
     targets = {model.name: model for pair in known_pairs() for model in (pair.target, pair.draft) if model is not None}
     commands = set[str]()
     for name, target in targets.items():

@@ -143,7 +143,7 @@ THOUGHTS = [
 
 @pytest.mark.parametrize(("text", "thinks", "answer", "reasoning"), THOUGHTS)
 def test_reasoning_is_no_part_of_the_answer(text, thinks, answer, reasoning):
-    """Whether the prompt opened it or the text does; its tokens add no text, and nothing is taken back later."""
+    """The prompt or the text opens it; its tokens add no text, and nothing is taken back later."""
     ids = WORDS.encode(text, add_special_tokens=False)
     reader = Detokenizer(WORDS, thinks=thinks)
     made = [reader.add(token) for token in ids]

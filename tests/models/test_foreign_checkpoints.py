@@ -1,4 +1,4 @@
-"""What a checkpoint of somebody else's may try: code beside its weights, pickles, templates that do not end."""
+"""Attacks by a foreign checkpoint: code beside its weights, pickles, templates that do not end."""
 
 import builtins
 import json

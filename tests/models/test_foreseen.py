@@ -1,4 +1,4 @@
-"""How long a prompt will be, told before a frame is decoded, is how long it is; where frames become pixels."""
+"""The length of a prompt told before a frame is decoded is its length; where frames become pixels."""
 
 import numpy as np
 import pytest

@@ -185,7 +185,7 @@ def test_what_is_kept_is_kept_once():
     assert large.slab.entry_bytes == 4 * 2 * (3 * 2 * 16 + 2 * 1 * 32)
 
 
-#: Of E2B's text, as the tests of several other runtimes have its config (GitHub); the rest is the library's default.
+#: E2B's text, as tests of several other runtimes have its config (GitHub); the rest is the library's default.
 E2B = {
     "hidden_size": 1536,
     "intermediate_size": 6144,

@@ -74,7 +74,7 @@ def test_windows(pair, gamma):
 
 
 def test_admission_counts_states(pair, monkeypatch):
-    """What a clip needs beside others grows with its tokens, and of hybrids by the states of both models."""
+    """The memory of a clip grows with its tokens, and for hybrids by the states of both models."""
     plain, drafted = captioner(pair, "ar"), captioner(pair, "vanilla-sd")
     request = CaptionRequest("", video.Clip.of(np.zeros((8, 40, 60, 3), np.uint8), range(8)))
     decoder, draft = pair[0].decoder, pair[1].decoder

@@ -95,7 +95,7 @@ OPTIONAL = ("accelerate", "bitsandbytes")
 
 @pytest.fixture
 def asked(checkpoints, monkeypatch):
-    """What the library is asked for, without doing it."""
+    """Record the calls of the library, without doing them."""
     seen = {}
 
     def from_pretrained(source, **options):
@@ -155,7 +155,7 @@ def test_out_of_memory_of_all_devices(checkpoints, monkeypatch):
 
 
 def placed(monkeypatch, **settings):
-    """Where a profile puts the draft and the target, in the order they are loaded."""
+    """Return the devices of draft and target by a profile, in the order they are loaded."""
     seen = []
 
     def stop_at_the_second(name, where, **_options):

@@ -80,7 +80,7 @@ def test_height_and_width_are_not_confused():
 
 
 def test_sizes_that_no_memory_holds():
-    """Of the frame before it is cropped; a small crop hides it."""
+    """The size of the frame before it is cropped; a small crop hides it."""
     rules = ImageRules(PixelRules(8, 8), edge=10**6)
     with pytest.raises(ModelError, match=r"frames of 2000000 x 1000000 pixels, too many"):
         resize_and_crop(np.zeros((1, 20, 40, 3), np.uint8), rules)
@@ -109,7 +109,7 @@ def test_nearest_takes_pixels_as_they_are():
 
 @pytest.mark.parametrize("name", CASES)
 def test_devices_that_resize_floats_give_the_same_bytes(name):
-    """What runs on CUDA, here on the CPU."""
+    """The path of CUDA, here on the CPU."""
     *_, size, _, resample = CASES[name]
     pixels = channels_first(frames(name))
     ours, cpu = (way(pixels, size, size, MODES[resample]) for way in (preprocess.resize_as_floats, preprocess.resize))

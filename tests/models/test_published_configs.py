@@ -1,4 +1,4 @@
-"""What published configs say, built without numbers: the shapes, sizes and memory that ``vidspec models`` lists.
+"""Published configs, built without numbers: the shapes, sizes and memory that ``vidspec models`` lists.
 
 Each fixture holds what of a checkpoint's ``config.json`` decides its shapes, and where that was found.
 """

@@ -42,7 +42,7 @@ def test_published_configs_are_read(name):
     assert (head.decoder.heads, head.decoder.width) == (32, 128) and head.decoder.windows is None
 
 
-#: Of the published DFlash heads of Qwen3.6-27B and Qwen3.6-35B-A3B.
+#: Configs of the published DFlash heads of Qwen3.6-27B and Qwen3.6-35B-A3B.
 BLOCK_HEADS = {
     "dense": {
         "architectures": ["DFlashDraftModel"],

@@ -61,7 +61,7 @@ def test_in_the_dtype_of_the_model(checkpoint, dtype):
     assert {weight.dtype for weight in model.model.parameters()} == {dtype}
 
 
-#: Of formats whose codes stay: bits of a code, inputs that share a scale (0 for all), bytes of a scale with its zero.
+#: Formats whose codes stay: bits of a code, inputs that share a scale (0 for all), bytes of a scale with its zero.
 KEPT = {
     "gptq": (4, 32, 4),
     "awq": (4, 32, 4),

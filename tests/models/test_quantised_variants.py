@@ -189,7 +189,7 @@ def test_fp8_by_modelopt(tmp_path, monkeypatch, vidspec_models, algorithm, insid
 
 @pytest.fixture
 def vidspec_models(capsys):
-    """What ``vidspec models FOLDER --format json`` prints."""
+    """Return the output of ``vidspec models FOLDER --format json``."""
     from vidspec.cli import main
 
     def printed(folder):

@@ -17,7 +17,7 @@ from vidspec import cli, user_cache
 from vidspec.embedded.samples import shipped
 from vidspec.models import quick_import
 
-#: What the usual import of a model brings along.
+#: Modules that the usual import of a model brings along.
 LEFT_OUT = ("torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp", "scipy.optimize")
 
 

@@ -114,7 +114,7 @@ def test_rules_come_from_the_processor():
 @pytest.mark.parametrize("prompt", [PROMPT, "", "Zwei Wörter?\n\nEin 🚲!", " a <im_end> b"])
 @pytest.mark.parametrize("system", [None, "Be brief.\n"])
 def test_prompt_text(model, prompt, system):
-    """What the published template renders, with as many placeholders as there are visual tokens."""
+    """The published template's text, with as many placeholders as there are visual tokens."""
     prefix = model.prefix(seen(2, 2, 3, (0, 1)), prompt, system)
     first = DEFAULT if system is None else f"<|im_start|>system\n{system}<|im_end|>\n"
     video = "<|vision_start|>" + "<|video_pad|>" * 12 + "<|vision_end|>"

@@ -42,7 +42,7 @@ def test_clip_of_one_frame(model):
 
 @pytest.mark.parametrize("system", [None, "Be brief."])
 def test_prompt_text(model, system):
-    """What the processor of transformers 5.23 renders of the published template: five frames at two a second."""
+    """The published template as the processor of transformers 5.23 renders it: five frames at two a second."""
     prefix = model.prefix(model.encode(model.preprocess(clip([0.0, 0.5, 1.0, 1.5, 2.0]))), PROMPT, system)
     step = "<|vision_start|>" + "<|video_pad|>" * 12 + "<|vision_end|>"
     video = f"<|vision_start|><0.2 seconds>{step}<1.2 seconds>{step}<2.0 seconds>{step}<|vision_end|>"

@@ -174,7 +174,7 @@ def test_keep_moves_what_belongs_to_a_token(case):
 
 
 def test_prompt_without_a_visual_token(case):
-    """What a drafter that keeps nothing reads."""
+    """The prompt of a drafter that keeps nothing."""
     prefix = case.prefix.keep(torch.empty(0, dtype=torch.long))
     assert len(prefix.visual) == 0 and torch.isfinite(case.prefill(prefix).logits).all()
 

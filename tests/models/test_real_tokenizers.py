@@ -78,7 +78,7 @@ def loaded(request, tmp_path_factory):
 
 
 def expected(family, prompt, seen, system=None):
-    """What the processor of the family hands its tokenizer: every visual token written out."""
+    """Return the text that the family's processor hands its tokenizer: every visual token written out."""
     each = "<|video_pad|>" * (len(seen) // seen.grid[0])
     if family == "qwen2_5_vl":
         video = f"<|vision_start|>{each * seen.grid[0]}<|vision_end|>"

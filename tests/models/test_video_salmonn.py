@@ -142,7 +142,7 @@ PROFILES = (
 
 @pytest.mark.full
 def test_profiles_are_exact(loaded, tmp_path):
-    """Of clips with sound and one without."""
+    """Clips with sound and one without."""
     draft = load_model(str(checkpoint("video_salmonn2_plus", noise=0.03, padding=40)), PLACE)
     paths = list(shipped())[:4]
     clips = [dubbed(path, tmp_path / f"{path.stem}.mkv", sound(2.5, seed)) for seed, path in enumerate(paths[:3])]

@@ -63,7 +63,7 @@ def test_what_goes_wrong_with_a_clip_is_said_and_the_next_is_seen(looks, clip):
 
 
 def test_its_files_are_its_own(looks, clip, tmp_path):
-    """What is locked by the run must not stay locked by a process that outlives it."""
+    """Locks of the run must not be held by a process that outlives it."""
     looks.encode(clip)
     held = os.listdir(f"/proc/{looks.process.pid}/fd")
     assert len(held) <= 5  # the three standard ones, its pipe, and the listing's own where it counts

@@ -1,4 +1,4 @@
-"""How much memory a computation takes beside its inputs: what torch holds at once, and what numpy and Python do."""
+"""Memory that a computation takes beside its inputs: torch's at once, and that of numpy and Python."""
 
 from __future__ import annotations
 

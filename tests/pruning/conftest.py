@@ -13,7 +13,7 @@ from vidspec.pruning.base import make_signals
 
 @pytest.fixture(scope="session")
 def prefill():
-    """What can be seen while the built-in target reads five frames of a shipped clip: every layer, all attention."""
+    """Signals of the built-in target's prefill of five frames of a shipped clip: every layer, all attention."""
     model = loading.load_model(str(loading.embedded_folder("embedded", "target")), resolve_placement("cpu", "float32"))
     clip = video.read(shipped()[0], frames=5)
     pixels = model.preprocess(clip)

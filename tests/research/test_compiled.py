@@ -1,4 +1,4 @@
-"""What our kernels take on GPUs that are not here, against a table; Triton compiles without a GPU."""
+"""Resources of our kernels on GPUs that are not here, against a table; Triton compiles without a GPU."""
 
 from __future__ import annotations
 

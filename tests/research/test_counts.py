@@ -53,7 +53,7 @@ def test_bytes_of_weights():
 
 
 def test_published_sizes():
-    """Of 7B, as its own card says: 7.61 billion parameters, 6.53 without both embeddings."""
+    """The 7B's own card: 7.61 billion parameters, 6.53 without both embeddings."""
     found = counted(SIZES["7B"], "fused", 25_000)
     assert found.weights / 2 == pytest.approx(7.61e9 - 152064 * 3584, rel=0.002)
     lines = table(["0.5B"]).splitlines()

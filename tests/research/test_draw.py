@@ -10,7 +10,7 @@ from research import draw as module
 from research.world.drawing import frames
 from research.world.samples import draw_sample, read_truth
 
-#: Of a seed whose scene needs no function that machines round differently; recorded when ``vidspec sample`` drew.
+#: A seed whose scene needs no function that machines round differently; recorded when ``vidspec sample`` drew.
 SEED = 256
 TRUTH = "b5b41be1941f2773a4b7fe2a0951386e57f0c297ad2038dfc01851fd2409935a"
 PICTURES = "3a41d73e542c34038f0139302a6f9445aa8453fc0c5c170e306514ed500bd0dc"

@@ -1,4 +1,4 @@
-"""What the pages say is measured by commands that exist, and written from their results."""
+"""The pages' figures are measured by commands that exist, and written from their results."""
 
 import importlib.util
 import json
@@ -93,12 +93,10 @@ def data():
 
 
 def test_the_page_has_every_contender_and_says_who_was_left_out(data):
-    page = pages.measured(data, ["lookup"])
+    page = pages.measured(data, ["layouts"])
     assert "| `vanilla-sd-auto` = `same` | - | 200 | 0.50x |" in page
     assert "- embedded: openvino left out: no" in page
-    assert (
-        "[Texts replayed: drafts that are looked up](measured/lookup.md)" in page and "(measured/damage.md)" not in page
-    )
+    assert "[Layouts of weights](measured/layouts.md)" in page and "(measured/damage.md)" not in page
     # 100 passes a second of 25 MB of 25 GB/s.
     assert "| `ar` | - | 100 | 1.00x | 1.00x | 1.00x | 10% |" in page
     assert "Other tokens than `ar`: none." in page
@@ -199,6 +197,14 @@ def test_the_speed_model_gives_the_rounds_that_were_measured():
     rows = [row for row in read_last(gpu.FOLDER / "rounds.jsonl") if row["kind"] == "rounds"]
     rates = [(row["tokens_per_s"], gpu.predicted_rate(row)) for row in rows]
     assert len(rates) == 9 and all(found == pytest.approx(rate, rel=0.1) for rate, found in rates)
+
+
+def test_writing_the_pages_measures_and_draws_nothing(tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(pages, "write", written.append)
+    monkeypatch.setattr(pages, "draw", lambda clips: pytest.fail("drawn"))
+    monkeypatch.setattr(evidence, "measure", lambda *_, **__: pytest.fail("measured"))
+    assert main(["--pages", "--out", str(tmp_path)]) == 0 and written == [tmp_path]
 
 
 def test_keep_needs_quick(capsys):

@@ -176,7 +176,7 @@ def test_a_part_ends_by_itself(monkeypatch, tmp_path):
 
 
 def test_each_size_is_freed_before_the_next(monkeypatch, tmp_path):
-    """Of rows and tables too: both ways without Triton, all numbers of clips."""
+    """Rows and tables too: both ways without Triton, all numbers of clips."""
     monkeypatch.setitem(SIZES, "tiny", SMALL)
     monkeypatch.setitem(SIZES, "other", SMALL)
     monkeypatch.setitem(sys.modules, "triton", None)

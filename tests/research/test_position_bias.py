@@ -35,7 +35,7 @@ def test_ends_of_other_numbers_of_frames(frames, first, last):
 
 
 def test_borders_of_hippo_fig_2():
-    """Of ten rows the upper and the lower one lie within 10%: 20% of all, and here three of five kept tokens."""
+    """The upper and the lower of ten rows lie within 10%: 20% of all, and here three of five kept tokens."""
     assert border_share([0, 9, 9, 4, 5], 10) == pytest.approx(0.6)
     assert border_share(range(10), 10) == pytest.approx(0.2)
 

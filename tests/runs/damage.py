@@ -66,7 +66,7 @@ def pipe(whole, path):
     os.mkfifo(path)
 
 
-#: How, and the kind of the error.
+#: Way of damage, and the kind of the error.
 WAYS = {
     empty: "empty",
     text: "not_video",

@@ -35,7 +35,7 @@ class Front:
         return self.inner(environ, start_response)
 
     def count(self, method, part):
-        """How many requests there were whose path holds ``part``."""
+        """Return the number of requests whose path holds ``part``."""
         return sum(one[0] == method and part in one[1] for one in self.requests)
 
 

@@ -241,7 +241,7 @@ def certificate(tmp_path):
 
 
 def test_a_redirect_from_https_to_http(certificate, server, monkeypatch):
-    """Where the connection was encrypted, it stays so, unless the user named the other server."""
+    """An encrypted connection stays so, unless the user named the other server."""
     import aiohttp
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

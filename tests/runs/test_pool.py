@@ -59,7 +59,7 @@ def records(found):
 
 
 def alone(tasks):
-    """What one process gives; it cannot survive a clip that ends it."""
+    """Return one process's outcomes; it cannot survive a clip that ends it."""
     captioner = FakeCaptioner(SimpleNamespace(name=PROFILE.name))
     return caption_locally(captioner, [task for task in tasks if Path(task.path).stem != "dies"], CONFIG)
 

@@ -270,7 +270,7 @@ def test_time_in_which_nothing_is_asked_of_a_reader_does_not_count(reader):
 
 
 def test_readers_take_turns_with_pictures_that_are_too_large_for_several(monkeypatch):
-    """What one waits for the other does not count as its time."""
+    """Waiting for the other does not count as its time."""
     budget = MemoryBudget(100)
     order = queue.Queue()
 
@@ -390,7 +390,7 @@ def works(todo, how, *readers, **more):
 
 
 def settled(slow):
-    """What was read once nothing more is."""
+    """Return the clips read once reading has stopped."""
     count = -1
     while count != len(slow.asked):
         count = len(slow.asked)
@@ -431,7 +431,7 @@ def test_what_is_in_work_counts_until_it_is_finished():
 
 
 def test_what_the_models_have_seen_makes_room():
-    """Of 20 clips of which memory is allowed for one, all are in work at once."""
+    """All of 20 clips are in work at once, with memory allowed for one."""
     slow = SlowReader()
     with closing(Feed(jobs_of(*map(str, range(20))), JobConfig(ahead=4), [slow], max_bytes=1000)) as feed:
         for number in range(20):
@@ -518,7 +518,7 @@ def test_closing_ends_the_reading():
 
 @pytest.mark.full
 def test_frames_are_let_go_clip_by_clip(settings):
-    """Of captioned clips, and of failed ones, whose errors would hold on to them."""
+    """Captioned clips, and failed ones, whose errors would hold on to frames."""
     alive = []
 
     class Counted(SlowReader):

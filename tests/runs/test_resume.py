@@ -1,4 +1,4 @@
-"""What a second run finds of the first: outputs, plans and names of files."""
+"""A second run after the first: outputs, plans and names of files."""
 
 import json
 import os

@@ -84,7 +84,7 @@ def test_a_unit_of_systemd(tmp_path):
 
 def test_the_lines_of_a_dockerfile():
     lines = recipe("dockerfile", "FROM").splitlines()
-    known = {"FROM", "RUN", "USER", "ENV", "VOLUME", "CMD"}
+    known = {"FROM", "COPY", "RUN", "USER", "ENV", "VOLUME", "CMD"}
     assert {line.split()[0] for line in lines} <= known and lines[0].startswith("FROM ")
     assert json.loads(lines[-1].removeprefix("CMD "))[0] == "vidspec"
     for line in lines:

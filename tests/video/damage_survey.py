@@ -249,7 +249,7 @@ def survey(
 
 
 def sound_survey(folder: Path, sizes: Sequence[tuple[int, int]]) -> tuple[int, list[str]]:
-    """How many sound files there are of these sizes, and what is said of those that are not read whole."""
+    """Count the sound files of these sizes, and describe those that are not read whole."""
     count, refused = 0, []
     for size in sizes:
         for name, path in sound_kinds.files(folder, size):

@@ -1,4 +1,4 @@
-"""What decoders deliver, seen from outside."""
+"""Pictures that decoders deliver, seen from outside."""
 
 from vidspec.video import decode_av
 

@@ -18,7 +18,7 @@ FRAMES = 24
 
 
 class Encoder(NamedTuple):
-    """How a kind is encoded: FFmpeg's encoder, its options, and the container."""
+    """FFmpeg's encoder of a kind, its options, and the container."""
 
     codec: str
     suffix: str

@@ -62,7 +62,7 @@ def test_huge_pictures_are_scaled_down_one_by_one(huge, reader):
 
 
 def test_frames_that_fit_stay_as_they_are(tmp_path, monkeypatch):
-    """What models are asked with every day is not touched, whatever the budget; nothing is enlarged."""
+    """Usual frames are not touched, whatever the budget; nothing is enlarged."""
     index = video.probe(solid(tmp_path / "a.mkv", 64, 64, 2, delta=10**9))
 
     def size(width, height, count):

@@ -347,7 +347,7 @@ def test_frames_that_no_other_needs_are_not_decoded(tmp_path, monkeypatch, name)
 
 
 def test_what_may_refer_to_a_frame_is_decoded(tmp_path):
-    """Of HEVC with layers in time, frames that FFmpeg would leave out are needed by others."""
+    """Frames of HEVC with layers in time that FFmpeg would leave out are needed by others."""
     options = {"x265-params": f"{X265}:temporal-layers=3"}
     path = clips.make(tmp_path / "layers.mp4", codec="libx265", b_frames=3, options=options)
     whole, times = video.read(path, frames=1000).frames, video.probe(path).times

@@ -51,7 +51,7 @@ def test_resized_keeps_fine_colour():
 
 
 def _apart(path, share):
-    """Of three frames scaled as they are decoded, by how much they differ from full ones scaled then, (3, H, W, 3)."""
+    """Return the difference of three frames scaled while decoded from full ones scaled then, (3, H, W, 3)."""
     full = video.read(path, frames=3).frames
     height, width = full.shape[1:3]
     small = video.read(path, frames=3, max_pixels=height * width // share).frames
@@ -61,7 +61,7 @@ def _apart(path, share):
 
 @pytest.mark.parametrize("share", [2, 4, 9])
 def test_pictures_are_scaled_as_they_are_coded_within_a_bound(share):
-    """Of 255: 1.5 in the mean of the sample clips, of which 1 is that swscale rounds down what it does not scale."""
+    """1.5 of 255 in the mean of the sample clips, of which 1 is that swscale rounds down what it does not scale."""
     for path in shipped():
         apart = _apart(path, share)
         assert apart.mean() < 1.5 and np.percentile(apart, 99) <= 5

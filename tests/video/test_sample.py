@@ -1,4 +1,4 @@
-"""Which frames are chosen: the rule, its limits, and properties that hold for any timestamps."""
+"""The choice of frames: its rule, its limits, and properties that hold for any timestamps."""
 
 from __future__ import annotations
 

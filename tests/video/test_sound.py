@@ -1,4 +1,4 @@
-"""What is heard while frames are seen: exact samples at their times, and what is said where there are none."""
+"""Sound beside frames: exact samples at their times, and the message where there are none."""
 
 from fractions import Fraction
 

@@ -160,7 +160,9 @@ def require_packages(command: str, *further: str) -> None:
 
     for module in ("starlette", "uvicorn", *further):
         if find_spec(module) is None:
-            raise UsageError(f"{command} needs {module}, which is not installed", hint="pip install 'vidspec[serve]'")
+            raise UsageError(
+                f"{command} needs {module}, which is not installed", hint="pip install aiohttp starlette uvicorn"
+            )
 
 
 def listen(host: str, port: int, named: str) -> socket.socket:

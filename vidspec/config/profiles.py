@@ -27,9 +27,9 @@ from vidspec.pruning.base import pruners
 from vidspec.registry import nearest
 
 __all__ = [
+    "EXCLUSIVE_KEYS",
     "KEYS",
     "RESERVED_VARIABLES",
-    "RIVALS",
     "Profile",
     "ProfileInfo",
     "available",
@@ -53,7 +53,7 @@ PREFIX = "VIDSPEC_"
 RESERVED_VARIABLES = ("VIDSPEC_PROFILE", "VIDSPEC_DEBUG", "VIDSPEC_LAYOUT")
 
 #: Pairs of groups of keys that exclude each other: setting one drops what lower layers set in the other group.
-RIVALS = (
+EXCLUSIVE_KEYS = (
     (("video.frames",), ("video.fps",)),
     (("lossy.keep",), ("lossy.retention",)),
     (("models.pair",), ("models.target", "models.draft")),
@@ -248,7 +248,7 @@ def _merge_keys(layers: Iterable[ProfileLayer]) -> ProfileLayer:
     merged: ProfileLayer = {}
     for layer in layers:
         given = {key for key, (value, _) in layer.items() if value is not None}
-        pairs = [pair for sides in RIVALS for pair in (sides, sides[::-1])]
+        pairs = [pair for sides in EXCLUSIVE_KEYS for pair in (sides, sides[::-1])]
         dropped = {key for group, rivals in pairs if not given.isdisjoint(group) for key in rivals}
         if "prune.method" in layer and "none" in (layer["prune.method"][0], merged.get("prune.method", ("none",))[0]):
             dropped.add("prune.alpha")  # an alpha belongs to its method: 0 without one

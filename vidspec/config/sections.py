@@ -316,7 +316,7 @@ class GenerateSection(Section):
         try:
             json_grammar(self.grammar_schema or "{}")
         except ModuleNotFoundError:
-            yield OptionConflict(where, "needs llguidance, which is not installed", "pip install 'vidspec[json]'")
+            yield OptionConflict(where, "needs llguidance, which is not installed", "pip install llguidance")
         except ValueError as error:
             yield OptionConflict(where, f"is no schema of JSON texts: {error}", "the schema of an object")
 

@@ -225,7 +225,7 @@ def resolve(
     above = (*own, profiles.from_env(os.environ if env is None else env), profiles.from_flags(overrides))
     given = {key for layer in above for key in layer}
     # Of keys that exclude each other, the config sets one only if no layer above it sets any.
-    rivals = ({*ours, *theirs} for ours, theirs in profiles.RIVALS)
+    rivals = ({*ours, *theirs} for ours, theirs in profiles.EXCLUSIVE_KEYS)
     hidden = given.union(*(keys for keys in rivals if not given.isdisjoint(keys)))
     under = {key: (value, str(defaults.path)) for key, value in defaults.keys.items() if key not in hidden}
     here = {key: (value, CHOSEN) for key, value in (chosen or {}).items()}

@@ -34,7 +34,7 @@ EDGES, PRIOR_TOKENS, FADE = (0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97), 4
 FIRST, TRIALS, RECENT = 8, 4, 0.8
 #: Share of a round's tokens that trees have to gain; share of all tokens that trials of trees may cost, and those of
 #: chains as much.
-SLACK, TRYING = 0.02, 0.005
+SLACK, TREE_TRIAL_SHARE = 0.02, 0.005
 #: A tree has at most this many times the widest measured number of rows.
 WIDER = 1.5
 #: Fewest rounds before the other kind is tried again; how often they may double, once per failed trial.
@@ -249,7 +249,7 @@ class TreeController:
             before = standing.trees
             standing.trees = standing.mean > (0.0 if standing.trees else SLACK * tokens)
             standing.vain = standing.vain + 1 if standing.trees == before else 0
-            rest = math.ceil(trials * abs(standing.mean) / (TRYING * tokens))
+            rest = math.ceil(trials * abs(standing.mean) / (TREE_TRIAL_SHARE * tokens))
             standing.due = now + max(REST << min(standing.vain, DOUBLINGS), rest)
         trying = standing.due <= now < standing.due + (1 if standing.trees else trials)
         return wide if standing.trees != trying else CHAIN

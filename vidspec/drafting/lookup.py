@@ -116,7 +116,7 @@ class LookupDrafter(FreeDrafter):
         self._prices, self._turns = pace.costs, window
 
     def guess(self, gamma: int) -> Sequence[int]:
-        return self.look(gamma).tokens
+        return self.proposal(gamma).tokens
 
     def accept(self, token_ids: Sequence[int]) -> None:
         self._own.add(token_ids)
@@ -131,7 +131,7 @@ class LookupDrafter(FreeDrafter):
 
     def propose(self, gamma: int) -> Steps[Draft]:
         yield from ()
-        self._found = self.look(gamma)
+        self._found = self.proposal(gamma)
         return self.proposed(self._found)
 
     def proposed(self, found: LookupProposal) -> Draft:
@@ -152,7 +152,7 @@ class LookupDrafter(FreeDrafter):
                 node, depth = following, depth + 1
         super().commit(path, token)
 
-    def look(self, gamma: int) -> LookupProposal:
+    def proposal(self, gamma: int) -> LookupProposal:
         """Return the proposal, at most ``gamma`` deep."""
         if gamma <= 0:
             return NOTHING

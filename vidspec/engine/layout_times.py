@@ -65,7 +65,7 @@ _SINGLE: tuple[FloatLayout, ...] = ("plain", "transposed", "packed")
 #: Numbers of a weight that are measured: outputs beyond change nothing but the measurement's time. With three layouts
 #: in turn this is more than most caches hold, as the weights of a model are.
 _MEASURED = 2**22
-#: How much slower than with a second copy a single layout may be, at its worst number of rows.
+#: A single layout may be this much slower than one with a second copy, at its worst number of rows.
 _MARGIN = 1.1
 #: Rounds of a measurement, at least and at most, and the seconds after which no more begin.
 _ROUNDS, _SECONDS = (4, 40), 0.004

@@ -30,7 +30,7 @@ def connect_ray(address: str | None = None) -> ModuleType:
     try:
         ray = import_module("ray")
     except ImportError as error:
-        raise UsageError(f"--engine ray needs Ray ({error})", hint="pip install 'vidspec[ray]'") from None
+        raise UsageError(f"--engine ray needs Ray ({error})", hint="pip install ray") from None
     if not ray.is_initialized():
         try:
             ray.init(address=address, logging_level=logging.WARNING)

@@ -203,7 +203,7 @@ class ClipReader:
         return VideoError(
             f"{path}: the process that read it ended ({ended.reason})",
             kind="crashed",
-            hint="the file may be damaged; ffmpeg -i IN OUT writes it anew",
+            hint="the file may be damaged; ffmpeg -i IN OUT rewrites it",
         )
 
     def _ready_child(self, path: str) -> Child:
@@ -223,7 +223,7 @@ class ClipReader:
         raise VideoError(
             f"{path}: the process that reads clips ended ({reason}) while it started, {STARTS} times",
             kind="crashed",
-            hint="there may be too little memory; its own messages stand above",
+            hint="there may be too little memory; its messages are above",
         )
 
     def _start(self) -> Child:

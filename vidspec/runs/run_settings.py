@@ -223,7 +223,7 @@ def job_config(spec: RunSpec, profile: Profile, total: int) -> JobConfig:
     _check_av()
     video = profile.video.arguments
     if spec.segment == "scenes":
-        _require_package("--segment scenes", "PySceneDetect", ("scenedetect", "cv2"), "pip install 'vidspec[scenes]'")
+        _require_package("--segment scenes", "PySceneDetect", ("scenedetect", "cv2"), "pip install scenedetect")
     if video["decoder"] == "decord":
         _require_package("--decoder decord", "decord", ("decord",), "pip install decord, or --decoder auto")
     if video["decoder"] not in ("auto", "av", "decord"):
@@ -231,7 +231,7 @@ def job_config(spec: RunSpec, profile: Profile, total: int) -> JobConfig:
 
         HardwareDecoder(video["decoder"])  # raises if unavailable
     if spec.engine == "ray":
-        _require_package("--engine ray", "Ray", ("ray",), "pip install 'vidspec[ray]'")
+        _require_package("--engine ray", "Ray", ("ray",), "pip install ray")
     measured = spec.baseline or (spec.verify and total == 1)  # for a single clip it takes no longer
     rewrite = _prompt_in(spec.rewrite_file, "--rewrite-file") if spec.rewrite_file is not None else spec.rewrite
     events = profile.generate.json_schema == EVENTS_SCHEMA

@@ -61,9 +61,7 @@ def scene_segments(path: str, start: float, end: float) -> Segments:
     try:
         detector = import_module("scenedetect")
     except ImportError as error:
-        raise UsageError(
-            f"--segment scenes needs PySceneDetect ({error})", hint="pip install 'vidspec[scenes]'"
-        ) from None
+        raise UsageError(f"--segment scenes needs PySceneDetect ({error})", hint="pip install scenedetect") from None
     from vidspec.video.opening import FORMATS
     from vidspec.video.progress import advance
 

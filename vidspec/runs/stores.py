@@ -353,8 +353,7 @@ def _describe_causes(causes: list[BaseException]) -> str:
 
 def _missing_package(name: str, error: ImportError) -> UsageError:
     module = getattr(error.__cause__, "name", None) or error.name or str(error)
-    hint = "'vidspec[data]'" if module in ("aiohttp", "pyarrow") else module
-    return UsageError(f"{name}: needs {module}, which is not installed", hint=f"pip install {hint}")
+    return UsageError(f"{name}: needs {module}, which is not installed", hint=f"pip install {module}")
 
 
 def _file_system(name: str, access: Access | None = None) -> tuple[AbstractFileSystem, str]:

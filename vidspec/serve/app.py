@@ -42,7 +42,7 @@ __all__ = ["build_app"]
 
 T = TypeVar("T")
 
-#: What the page may load.
+#: Sources that the page may load from.
 POLICY = (
     "default-src 'none'; connect-src 'self'; img-src data:; media-src blob:; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MediaReader"]
 
-#: What a data URL has before its content, with the type of the file. A list of codecs may have commas.
+#: The part of a data URL before its content, with the type of the file. A list of codecs may have commas.
 _DATA = re.compile(
     r"data:(?:[a-z]{1,20}(?:/([\w.+-]{1,64}))?)?"
     r"(?:; ?[\w.+-]{1,64}=(?:[\w.+,-]{1,128}|\"[^\"]{0,128}\")){0,4};base64,",

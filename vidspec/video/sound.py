@@ -58,7 +58,7 @@ def read_sound(
         raise VideoError(
             f"{index.path}: is damaged: {what}",
             kind="damaged",
-            hint="--no-audio captions by sight alone; --allow-damaged hears what is there",
+            hint="--no-audio captions the frames alone; --allow-damaged keeps the intact sound",
         )
     return track.samples, what
 
@@ -74,7 +74,7 @@ def _read(index: Index, start: float, end: float, *, seek: bool = False) -> tupl
             raise VideoError(
                 f"{index.path}: its sound is of a kind that FFmpeg does not decode here",
                 kind="unsupported",
-                hint="--no-audio captions by sight alone",
+                hint="--no-audio captions the frames alone",
             )
         if seek:
             try:

@@ -61,7 +61,7 @@ class Pairs:
 
 
 def gone(pid, seconds=20.0):
-    """Whether a process ends, and is collected, within so many seconds."""
+    """Return True if a process ends, and is collected, within so many seconds."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         try:

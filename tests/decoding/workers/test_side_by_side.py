@@ -27,7 +27,7 @@ from vidspec.events.trace import to_chrome
 
 @pytest.fixture
 def same_process(pairs):
-    """What the test does leaves the process alive and its clips closed; the frames are given back."""
+    """The test leaves the process alive and its clips closed; the frames are given back."""
     pairs.slot.target = pairs.model
     before = pairs.slot.ready().process.pid
     yield

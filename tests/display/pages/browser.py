@@ -41,7 +41,7 @@ class Seen:
 
 
 def visit(page: Path, script: str, *, dark: bool = False, width: int = 1280) -> Seen:
-    """What ``script``, the body of a function, returns on ``page``."""
+    """Return the value of ``script``, the body of a function, on ``page``."""
     assert BROWSER is not None
     text = page.read_text(encoding="utf-8")
     probed = page.with_name(f".probed-{page.name}")

@@ -79,7 +79,7 @@ def test_quiet_alone_and_readable(pages, name, dark):
 
 @pytest.mark.parametrize("name", ["one", "many", "sides"])
 def test_a_phone_does_not_scroll_sideways(pages, name):
-    """What is wider, tables and timelines, scrolls by itself."""
+    """Tables and timelines, which are wider, scroll by themselves."""
     script = """
     document.body.style.width = "390px";
     for (const one of document.querySelectorAll("details.clip")) one.open = true;

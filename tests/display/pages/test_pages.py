@@ -1,4 +1,4 @@
-"""What the files hold that are written; how they behave is asked of a browser in ``test_browser``."""
+"""Contents of written pages; ``test_browser`` tests their behaviour."""
 
 import base64
 import re
@@ -65,7 +65,7 @@ def test_the_veil_covers_what_the_draft_did_not_see(times):
 
 
 def test_signals_are_laid_out_frame_by_frame(times):
-    """Of tokens in another order than their cells, the last of them a separator."""
+    """Tokens in another order than their cells, the last of them a separator."""
     seen = replace(SEEN, cells=(4, 5, 6, 7, 0, 1, 2, -1), signals=SIGNALS[:1])
     found = draw_frames(told(video={"timestamps": times}), seen, 10**6)
     assert [one.sides for one in found] == [(2, 2), (2, 2)]

@@ -1,4 +1,4 @@
-"""Where two captions and two runs differ."""
+"""Differences of two captions and of two runs."""
 
 import weakref
 from collections.abc import Sequence

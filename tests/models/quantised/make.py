@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 #: Ids of the prompt; below the number of rows of the smallest head.
 IDS = (5, 9, 2, 61, 44, 17, 17, 3, 30, 52, 8, 25)
 ROWS = 64
-#: What is kept of the library's own: so many rows, and no more than ``ROWS`` columns.
+#: The part that is kept of the library's own: so many rows, and no more than ``ROWS`` columns.
 SOME, KEPT = 12, ("logits", "mlp.down_proj")
 SCHEMES = {
     "ct_int4": {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False},

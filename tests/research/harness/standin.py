@@ -25,7 +25,7 @@ def under(captioner, **generate):
 
 
 def own(captioner, **generate):
-    """What a captioner itself says of the clip under other settings."""
+    """Return a captioner's own caption of the clip under other settings."""
     return under(captioner, **generate).caption(CLIP, prompt=PROMPT)
 
 

@@ -18,7 +18,7 @@ RIGHT = (
     "The video shows one object on a striped navy background. The object is a large red circle at the left. "
     "It moves to the right and ends up at the right. By the end of the video, the red circle is at the right."
 )
-#: Of nine facts it states eight, two of them wrong.
+#: A caption that states eight of nine facts, two of them wrong.
 WRONG = RIGHT.replace("navy", "teal").replace("large", "small").replace("It moves to the right and ends up", "It is")
 
 

@@ -84,13 +84,13 @@ def test_no_prediction_is_below_plain_decoding(card, clips, entries):
 
 
 def test_weights_of_few_bits_are_as_fast_as_their_kernels():
-    """Of an H100 0.95 TB/s of int4 were measured, 0.81 from 16 rows on; the kernels' instructions leave 28% of the
+    """On an H100 0.98 TB/s of int4 were measured, 0.83 from 16 rows on; the kernels' instructions leave 28% of the
     bandwidth at 64 rows (docs/internals/engine.md). A slower memory bounds them itself."""
     cost = ModelCost(10**9, 0, 0, "int4")
     seconds = {rows: cost.pass_seconds(SHEETS["h100"], rows, rows, 0) for rows in (1, 8, 16, 32, 64, 128)}
     reached = 0.78 * 3.35
     assert [0.5625e-3 / one for one in seconds.values()] == pytest.approx(
-        [0.95, 0.95, 0.81, 0.81, 0.28 * reached, 0.14 * reached]
+        [0.98, 0.98, 0.83, 0.83, 0.28 * reached, 0.14 * reached]
     )
     assert cost.pass_seconds(SHEETS["4090"], 32, 32, 0) == pytest.approx(0.5625e9 / 1.008e12 / 0.78)
     eight = ModelCost(10**9, 0, 0, "int8")
@@ -123,7 +123,7 @@ def test_rounds_take_what_was_measured(draft, clips, beta, gamma, measured):
 
 
 def test_experts_that_rows_choose():
-    """Of 4 experts 1 row takes 2; of 2 rows the second takes each of the others with probability 1/2: 3 in all."""
+    """One row takes 2 of 4 experts; a second row takes each of the others with probability 1/2: 3 in all."""
     experts = ExpertCost(4, 2, 1000)
     assert [experts.distinct(rows) for rows in (1, 2, 3)] == [2, 3, 3.5]
     cost = ModelCost(10**6, 0, 0, experts=experts)

@@ -8,7 +8,7 @@ from tests.research.results.measured import MEASURED
 
 
 def drawn(tmp_path, rows):
-    """Of each chart the names, widths of the bars, and where 1x lies."""
+    """Return the names, widths of the bars and place of 1x of each chart."""
     file = tmp_path / "page.html"
     write_page(file, rows, "r.json", {}, demo=False)
     charts = file.read_text(encoding="utf-8").split('<div class="bars">')[1:]

@@ -1,4 +1,4 @@
-"""Where methods stand between speed and another figure, on pictures whose units are those of the template."""
+"""Places of methods between speed and another figure, on pictures in the template's units."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What a bench shows beyond medians: marks of speed-ups within noise, turns, and LaTeX."""
+"""Results of a bench beyond medians: marks of speed-ups within noise, turns, and LaTeX."""
 
 import re
 

@@ -113,7 +113,7 @@ def test_printed_figures_are_those_of_the_planners_tables(name):
             assert (claim.accepted, claim.speedup) == (one.lengths[column], one.claimed[column])
 
 
-#: Where a row of a suite has no printed figure in the planner's tables: plain decoding, and what they do not hold.
+#: Rows of suites without a printed figure in the planner's tables: plain decoding, and what they do not hold.
 UNPRINTED = {
     "specvlm-4": {"SD-Chain", "SpecVLM-Chain"},
     "lvspec-8": {"SpecVLM (K = 10)"},

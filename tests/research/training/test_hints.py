@@ -1,4 +1,4 @@
-"""What a target should know half-way: the truth that its hints are trained on, and that they teach."""
+"""Hints for a target's middle blocks: the truth they are trained on, and that they teach."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_processes_share_the_mean_of_their_gradients(monkeypatch):
     from torch import distributed
 
     def add_another(flat):
-        """What a second process adds whose gradients are all 3."""
+        """Add a second process whose gradients are all 3."""
         flat.add_(3.0)
 
     layer = torch.nn.Linear(2, 1)

@@ -62,7 +62,7 @@ class HybridDrafter(Drafter):
     def propose(self, gamma: int) -> Steps[Draft]:
         from vidspec.draft_length.speed import chain_tokens
 
-        found = self.lookup.look(gamma)
+        found = self.lookup.proposal(gamma)
         window = min(self.window.gamma if self.gamma is None else self.gamma, gamma)
         prices = self.costs.row_prices(window) or [0.0] * (window + 1)
         gain = chain_tokens(self.window.beta, window) - 1 - prices[window] - self.costs.price_of_drafting(window)

@@ -41,7 +41,7 @@ class ParquetFormat(PartFormat):
 
     suffix = ".parquet"
     is_text = False
-    requires = RequiredPackage("pyarrow", "pyarrow", "pip install 'vidspec[data]'")
+    requires = RequiredPackage("pyarrow", "pyarrow", "pip install pyarrow")
 
     def __init__(self, data: Mapping[str, object] | None = None, texts: Sequence[str] = ()) -> None:
         self.data, self.texts = data or {}, texts

@@ -320,7 +320,7 @@ def test_speeds_of_a_folder_are_those_of_the_published_model(vidspec, written):
     for one in listed:
         if not one.is_head:  # published for the hub id alone
             assert rates[one.draft and one.name] == pytest.approx(one.tokens_per_s, abs=0.1)
-    assert found["command"] == f"vidspec caption clip.mp4 --target {folder} --profile self-int4"
+    assert found["command"] == f"vidspec caption clip.mp4 --target {folder} --profile self-int8"
     assert "predicted" not in vidspec("models", str(folder)).out
 
 

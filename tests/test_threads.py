@@ -189,8 +189,8 @@ def test_ctrl_c_ends_the_call_that_waits_and_no_other(small_captioner, clips, mo
         assert go_on.wait(BLOCKED)
         return turn(patience)
 
-    def submitted(flight):
-        ticket = submit(flight)
+    def submitted(one):
+        ticket = submit(one)
         asked.set()
         return ticket
 

@@ -13,7 +13,7 @@ from vidspec import garbage, video
 from vidspec.config import profiles
 from vidspec.decoding.clip_inputs import ClipInputs
 from vidspec.decoding.decode import decode
-from vidspec.decoding.engine_thread import EngineThread, Flight
+from vidspec.decoding.engine_thread import EngineThread, SubmittedClip
 from vidspec.decoding.request_setups import RequestSetups
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.setup import PLAIN_DECODING, DecodingSetup
@@ -98,7 +98,7 @@ class EngineClient:
         """
         ticket = Ticket(self.thread.wake, deliver, result_only=result_only)
         setup = setup or self.setup_of(request)
-        return self.thread.submit(Flight(ticket, caller or Caller(1), self, setup, request, trace))
+        return self.thread.submit(SubmittedClip(ticket, caller or Caller(1), self, setup, request, trace))
 
     def serve(self, arrivals: Arrivals, *, batch: int | None = None, wake: WakeEvent | None = None) -> ServingEvents:
         """Caption clips as they arrive, several at a time: each pass of a model serves all clips that wait for it.

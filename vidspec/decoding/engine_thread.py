@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from vidspec.models.request import CaptionRequest
     from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["EngineThread", "Flight"]
+__all__ = ["EngineThread", "SubmittedClip"]
 
 T = TypeVar("T")
 #: Seconds between two reports of the load.
@@ -53,7 +53,7 @@ LAST_PASS = 30.0
 
 
 @dataclass(eq=False)
-class Flight:
+class SubmittedClip:
     """A submitted clip on its way.
 
     Attributes:
@@ -105,8 +105,8 @@ class EngineThread:
         self._devices: tuple[torch.device, ...] = ()
         self._arrived: deque[Caller | Callable[[], None]] = deque()  # other threads only append
         self._callers: list[Caller] = []  # with unfinished clips
-        self._flights: dict[Hashable, Flight] = {}
-        self._staged: deque[Flight] = deque()  # admitted, not begun in the loop
+        self._admitted: dict[Hashable, SubmittedClip] = {}
+        self._staged: deque[SubmittedClip] = deque()  # admitted, not begun in the loop
         self._news: deque[tuple[Callable[[Any], object], Event | Exception | LoopLoad]] = deque()
         self._keys = count()
         self._thread: threading.Thread | None = None
@@ -127,15 +127,15 @@ class EngineThread:
             found.loop.overlaps = any(device.type != "cpu" for device in found._devices)
         return found
 
-    def submit(self, flight: Flight) -> Ticket:
+    def submit(self, submitted: SubmittedClip) -> Ticket:
         """Submit a clip whose frames have been read; return its ticket.
 
         Raises:
             GenerationError: the thread was started before this process was forked.
         """
-        flight.caller.waiting.append(flight)
-        self._send(flight.caller)
-        return flight.ticket
+        submitted.caller.waiting.append(submitted)
+        self._send(submitted.caller)
+        return submitted.ticket
 
     def call(self, function: Callable[[], T]) -> T:
         """Return the result of a function that uses the models, run between two passes."""
@@ -156,9 +156,9 @@ class EngineThread:
         """End the unfinished clips of a client with an error, as soon as the running pass has ended."""
 
         def end() -> None:
-            for flight in self._unfinished():
-                if flight.client is client:
-                    self._end(flight, ClosedError())
+            for submitted in self._unfinished():
+                if submitted.client is client:
+                    self._end(submitted, ClosedError())
 
         if self._thread is not None:
             self.call(end)
@@ -228,37 +228,39 @@ class EngineThread:
         if self._admit():
             return True  # deliver its first event before any work
         while self._staged:
-            flight = self._staged.popleft()
-            assert flight.sequence is not None
-            self.loop.begin(flight.sequence)
-            self._take_events(flight.sequence)
+            submitted = self._staged.popleft()
+            assert submitted.sequence is not None
+            self.loop.begin(submitted.sequence)
+            self._take_events(submitted.sequence)
         for client in self.loop.turn(1.0):
             self._take_events(client)
         self._report_loads(time.monotonic())
         return True
 
-    def _unfinished(self) -> list[Flight]:
+    def _unfinished(self) -> list[SubmittedClip]:
         return [
-            flight for caller in self._callers for flight in (*caller.clips.values(), *caller.waiting, *caller.again)
+            submitted
+            for caller in self._callers
+            for submitted in (*caller.clips.values(), *caller.waiting, *caller.again)
         ]
 
     def _end_cancelled(self) -> None:
         """Drop what is cancelled, and end the clips whose deadline has passed."""
         now = time.monotonic()
-        for flight in self._unfinished():
-            deadline = flight.sequence.deadline if flight.sequence is not None else None
-            if flight.ticket.cancelled:
-                self._end(flight)
+        for submitted in self._unfinished():
+            deadline = submitted.sequence.deadline if submitted.sequence is not None else None
+            if submitted.ticket.cancelled:
+                self._end(submitted)
             elif deadline is not None and now > deadline:
-                message = f"{flight.job.path}: not captioned within {flight.job.timeout:g} s"
-                self._end(flight, GenerationError(message, kind="timeout", hint="raise --timeout"))
+                message = f"{submitted.job.path}: not captioned within {submitted.job.timeout:g} s"
+                self._end(submitted, GenerationError(message, kind="timeout", hint="raise --timeout"))
 
     def _admit(self) -> bool:
         """Admit the next clip; False if there is none, or no room for it. Callers take turns."""
         callers = [one for one in self._callers if one.again] or [one for one in self._callers if one.waiting]
         for caller in callers:
             if caller.again:
-                if self._flights:  # it runs by itself, and no other clip overtakes it
+                if self._admitted:  # it runs by itself, and no other clip overtakes it
                     return False
                 gc.collect()  # objects that the first attempt's error refers to, its keys and values among them
                 self._begin(caller.again[0])
@@ -273,45 +275,45 @@ class EngineThread:
             return True
         return False
 
-    def _has_room(self, flight: Flight) -> bool:
+    def _has_room(self, submitted: SubmittedClip) -> bool:
         """Return True if a clip fits alongside those in flight; the first one reserves memory for others like it."""
-        if not self._flights:
-            if flight.caller.batch != 1:
-                reserve_memory(flight.needs(), flight.caller.batch or SIZES[-1])
+        if not self._admitted:
+            if submitted.caller.batch != 1:
+                reserve_memory(submitted.needs(), submitted.caller.batch or SIZES[-1])
             return True
-        if len(self._flights) >= max(SIZES[-1], flight.caller.limit):
+        if len(self._admitted) >= max(SIZES[-1], submitted.caller.limit):
             return False
-        unread = [one for one in self._flights.values() if one.sequence is not None and one.sequence.released is None]
-        return has_room([*chain(*[one.needs() for one in unread]), *flight.needs()])
+        unread = [one for one in self._admitted.values() if one.sequence is not None and one.sequence.released is None]
+        return has_room([*chain(*[one.needs() for one in unread]), *submitted.needs()])
 
-    def _begin(self, flight: Flight) -> None:
+    def _begin(self, submitted: SubmittedClip) -> None:
         """Admit a clip."""
-        garbage.collect_if_due(busy=bool(self._flights))
-        self._share_cores(flight)
-        caller, trace = flight.caller, flight.trace or Trace(self.loop.synchronise)
+        garbage.collect_if_due(busy=bool(self._admitted))
+        self._share_cores(submitted)
+        caller, trace = submitted.caller, submitted.trace or Trace(self.loop.synchronise)
         try:
-            flight.sequence = sequence = flight.client.start(flight.job, trace, flight.setup)
+            submitted.sequence = sequence = submitted.client.start(submitted.job, trace, submitted.setup)
         except Exception as error:
-            self._end(flight, error)
+            self._end(submitted, error)
             return
         if sequence.job.timeout is not None:
             sequence.deadline = time.monotonic() + sequence.job.timeout - sequence.job.spent
         sequence.key = next(self._keys)
-        self._flights[sequence.key] = caller.clips[sequence.key] = flight
-        (caller.again if flight in caller.again else caller.waiting).remove(flight)
-        flight.request = flight.trace = None  # the sequence releases the frames
-        for one in self._flights.values():
+        self._admitted[sequence.key] = caller.clips[sequence.key] = submitted
+        (caller.again if submitted in caller.again else caller.waiting).remove(submitted)
+        submitted.request = submitted.trace = None  # the sequence releases the frames
+        for one in self._admitted.values():
             assert one.sequence is not None
-            one.sequence.shared |= len(self._flights) > 1
-        self._staged.append(flight)
+            one.sequence.shared |= len(self._admitted) > 1
+        self._staged.append(submitted)
         self._take_events(sequence)
 
-    def _share_cores(self, flight: Flight) -> None:
+    def _share_cores(self, submitted: SubmittedClip) -> None:
         """Use the cores that the thread that loaded the models uses; half of them on a CPU beside a feed.
 
         OpenMP threads busy-wait for each other: with more threads than cores, one thread fewer does more.
         """
-        halved = flight.client.inputs.vision.has_feed and flight.setup.target.model.device.type == "cpu"
+        halved = submitted.client.inputs.vision.has_feed and submitted.setup.target.model.device.type == "cpu"
         cores = max(1, self._cores // 2) if halved else self._cores
         if cores != self._cores_set:
             torch.set_num_threads(cores)  # of this thread; OpenMP counts by calling thread
@@ -319,45 +321,45 @@ class EngineThread:
 
     def _take_events(self, client: LoopClient) -> None:
         """Take a clip's emitted events, and its error, for its caller."""
-        flight = self._flights[client.key]
-        sequence = flight.sequence
+        submitted = self._admitted[client.key]
+        sequence = submitted.sequence
         assert sequence is not None
         while sequence.events:
             event = sequence.events.popleft()
             if isinstance(event, Round):
-                flight.caller.accepted += event.accepted
-            self._tell(flight, event)
+                submitted.caller.accepted += event.accepted
+            self._tell(submitted, event)
         if not sequence.over:
             return
         error = sequence.error
         if sequence.shared and isinstance(error, GenerationError | DeviceError) and error.kind == "memory":
-            self._tell(flight, Restarted(error.message))
-            self._end(flight, repeat=True)
+            self._tell(submitted, Restarted(error.message))
+            self._end(submitted, repeat=True)
         else:
-            self._end(flight, error)
+            self._end(submitted, error)
 
-    def _tell(self, flight: Flight, event: Event | Exception) -> None:
-        if not flight.ticket.result_only or isinstance(event, Finished | BaseException):
-            self._news.append((flight.ticket.deliver, event))
+    def _tell(self, submitted: SubmittedClip, event: Event | Exception) -> None:
+        if not submitted.ticket.result_only or isinstance(event, Finished | BaseException):
+            self._news.append((submitted.ticket.deliver, event))
 
-    def _end(self, flight: Flight, error: Exception | None = None, *, repeat: bool = False) -> None:
+    def _end(self, submitted: SubmittedClip, error: Exception | None = None, *, repeat: bool = False) -> None:
         """Remove a clip, abandoned if it has not ended; with an error, or to be repeated without others."""
-        caller, sequence = flight.caller, flight.sequence
+        caller, sequence = submitted.caller, submitted.sequence
         if error is not None:
-            self._tell(flight, error)
+            self._tell(submitted, error)
         for waiting in (caller.waiting, caller.again, self._staged):
-            if flight in waiting:
-                waiting.remove(flight)
+            if submitted in waiting:
+                waiting.remove(submitted)
         if sequence is not None:
-            del self._flights[sequence.key], caller.clips[sequence.key]
+            del self._admitted[sequence.key], caller.clips[sequence.key]
             self.loop.drop(sequence.key)
             if repeat:
-                again = Flight(flight.ticket, caller, flight.client, flight.setup, sequence.job)
+                again = SubmittedClip(submitted.ticket, caller, submitted.client, submitted.setup, sequence.job)
                 caller.again.append(again)
 
     def _fail(self, error: BaseException) -> None:
-        for flight in self._unfinished():
-            self._end(flight, error if isinstance(error, Exception) else RuntimeError(repr(error)))
+        for submitted in self._unfinished():
+            self._end(submitted, error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
     def _report_loads(self, now: float) -> None:
         """Tell callers the progress of the target's prefills and the load."""
@@ -365,15 +367,15 @@ class EngineThread:
             if not caller.clips or now - caller.reported <= EVERY:
                 continue
             caller.reported = now
-            for flight in caller.clips.values():
-                assert flight.sequence is not None
-                prompt = flight.sequence.request
+            for submitted in caller.clips.values():
+                assert submitted.sequence is not None
+                prompt = submitted.sequence.request
                 if not isinstance(prompt, PrefillPrompt) or prompt.lane != "target":
                     continue
                 if (span := prompt.reading.span) is not None:
-                    self._tell(flight, PrefillProgress(span.length, prompt.reading.prompt.length))
+                    self._tell(submitted, PrefillProgress(span.length, prompt.reading.prompt.length))
             if caller.on_load is not None:
-                self._news.append((caller.on_load, caller.load(len(self.loop), flight.setup.slab)))
+                self._news.append((caller.on_load, caller.load(len(self.loop), submitted.setup.slab)))
 
     def _record_pass(self, passing: PassRecord) -> None:
         callers = [caller for caller in self._callers if caller.clips]
@@ -387,10 +389,10 @@ class EngineThread:
 
     def _add_collection(self, start: float, end: float) -> None:
         """Add a garbage collection, which stops every thread, to the traces of the clips in flight."""
-        for flight in list(self._flights.values()):
-            if flight.sequence is not None:
-                origin = flight.sequence.trace.origin
-                flight.sequence.trace.add("collect", "target", start - origin, end - origin)
+        for submitted in list(self._admitted.values()):
+            if submitted.sequence is not None:
+                origin = submitted.sequence.trace.origin
+                submitted.sequence.trace.add("collect", "target", start - origin, end - origin)
 
 
 @atexit.register

@@ -16,7 +16,7 @@ from vidspec.errors import VidspecError
 from vidspec.events.events import Event, Finished, LoopLoad
 
 if TYPE_CHECKING:
-    from vidspec.decoding.engine_thread import Flight
+    from vidspec.decoding.engine_thread import SubmittedClip
     from vidspec.engine.slab import Slab
     from vidspec.events.record import Caption
     from vidspec.events.wake import WakeEvent
@@ -127,9 +127,9 @@ class Caller:
         if batch is not None and batch < 1:
             raise ValueError(f"a batch must have at least one clip, not {batch}")
         self.batch, self.on_load = batch, on_load
-        self.waiting: deque[Flight] = deque()
-        self.again: deque[Flight] = deque()
-        self.clips: dict[Hashable, Flight] = {}
+        self.waiting: deque[SubmittedClip] = deque()
+        self.again: deque[SubmittedClip] = deque()
+        self.clips: dict[Hashable, SubmittedClip] = {}
         self.size = BatchSize()
         self.last = PassRecord("target", 0, 0, 0, 0.0)
         self.passes = self.accepted = 0

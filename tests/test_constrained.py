@@ -226,6 +226,6 @@ def test_a_file_and_a_mapping_are_one_schema(tmp_path):
 def test_without_the_library(monkeypatch):
     json_grammar.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
-    with pytest.raises(ProfileError, match=r"needs llguidance, which is not installed.*vidspec\[json\]"):
+    with pytest.raises(ProfileError, match=r"needs llguidance, which is not installed.*pip install llguidance"):
         profiles.load("ar", SETTINGS, env={})
     json_grammar.cache_clear()

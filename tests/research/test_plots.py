@@ -42,7 +42,7 @@ def test_what_drafted_nothing_has_only_bars(tmp_path):
 
 def test_without_matplotlib_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pip install 'vidspec\[plots\]'"):
+    with pytest.raises(UsageError, match=r"pip install matplotlib"):
         check(tmp_path)
 
 

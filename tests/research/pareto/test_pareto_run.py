@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -163,6 +164,9 @@ def test_what_was_learned_from_a_clip_is_forgotten_before_its_next_repeat(held_o
 
     class Learning:
         learned = 0
+
+        def __init__(self):
+            self.client = SimpleNamespace(setup=SimpleNamespace(forget=self.forget))
 
         def caption(self, path):
             self.learned += 1

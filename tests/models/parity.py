@@ -40,6 +40,13 @@ class ParityCase:
         """The text of the library's ``generate``, which may end early."""
         return self.stock.generate(**self.inputs, max_new_tokens=count, **options)[0, self.prefix.length :].tolist()
 
+    @torch.inference_mode()
+    def expected(self, new=()):
+        """Logits (L + n, V) of the stock model's own forward pass over prompt and new tokens."""
+        ids = torch.cat([self.prefix.token_ids, torch.tensor(new, dtype=torch.long)])[None]
+        given = {**self.inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        return self.stock(**given, use_cache=False).logits[0, :, : self.model.vocabulary]
+
 
 class SoundCase(ParityCase):
     """The thinker of an Omni model, whose clip may have sound."""
@@ -56,13 +63,6 @@ class SoundCase(ParityCase):
             audio_seqlens=length,
             second_per_grids=self.inputs["video_second_per_grid"],
         )[0]
-
-    @torch.inference_mode()
-    def expected(self, new=()):
-        """Logits (L + n, V) of the stock model's own forward pass over prompt and new tokens."""
-        ids = torch.cat([self.prefix.token_ids, torch.tensor(new, dtype=torch.long)])[None]
-        given = {**self.inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        return self.stock(**given, use_cache=False).logits[0, :, : self.model.vocabulary]
 
 
 def check_decoders(case, new):

@@ -32,13 +32,6 @@ class VideoLlamaCase(ParityCase):
         model = adapter()
         super().__init__(model, stock(), model.preprocess(clip()))
 
-    @torch.inference_mode()
-    def expected(self, new=()):
-        """Logits (L + n, V) of the stock model's own forward pass over prompt and new tokens."""
-        ids = torch.cat([self.prefix.token_ids, torch.tensor(new, dtype=torch.long)])[None]
-        inputs = {**self.inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        return self.stock(**inputs, use_cache=False).logits[0, :, : self.model.vocabulary]
-
 
 @pytest.fixture(scope="module")
 def case():

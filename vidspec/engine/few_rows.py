@@ -136,7 +136,7 @@ def unpack_words(words: torch.Tensor, bits: Literal[8, 4]) -> torch.Tensor:
 
 
 def round_scales(scales: torch.Tensor) -> torch.Tensor:
-    """Return positive scales rounded to what :func:`pack_levels` keeps of a float32: all but its last five bits."""
+    """Return scales rounded to what :func:`pack_levels` keeps of a float32: all but its last five bits."""
     return (scales.float().contiguous().view(torch.int32) + 16 & -32).view(torch.float32)
 
 

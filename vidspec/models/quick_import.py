@@ -41,8 +41,8 @@ def import_transformers() -> None:
     SciPy seems not to be installed; the list of classes is kept in the user's cache folder. Everything else of the
     compiler is imported when it is asked for.
 
-    With the built-in pair ``vidspec caption`` of one clip takes 4.4 s instead of 6.1 (medians of five interleaved runs on
-    two cores of an AMD EPYC).
+    With the built-in pair ``vidspec caption`` of one clip takes 4.4 s instead of 6.1 (medians of five interleaved runs
+    on two cores of an AMD EPYC).
 
     For processes of our own only: in another program transformers could no longer distribute a model. Does nothing if
     transformers or the compiler has been imported, and leaves the import to others if it fails.

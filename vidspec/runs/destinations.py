@@ -97,13 +97,9 @@ def plan_destinations(
     destinations: list[Destination] = []
     each: list[SidecarNames] = []
     for form in forms:
-        if writes_clip_file(spec, form) and spec.cut is not None:
-            if form.name != "txt":
-                message = f"--format {form.name}: --cut writes each caption as text, and no file beside the whole clip"
-                raise UsageError(message, hint="leave out --format, or name a file with --output")
-            continue
         if writes_clip_file(spec, form):
-            each.append(SidecarNames(form, spec.output_dir, spec.name, profile.name))
+            if spec.cut is None:
+                each.append(SidecarNames(form, spec.output_dir, spec.name, profile.name))
             continue
         if not prints and spec.output is None and not _leaves_stdout(spec, form):
             continue
@@ -125,7 +121,7 @@ def plan_destinations(
         destinations.append(Destination(tuple(one.form for one in each), names=tuple(each)))
     if spec.cut is not None:
         cut = SegmentNames(make_format("txt"), spec.cut, None, profile.name)
-        _check_cut(cut, spec, entries)
+        _check_cut(cut, spec, forms, entries)
         destinations.append(Destination((cut.form,), segments=cut))
     for option in ("overwrite", "retry_failed", "checksum"):
         if getattr(spec, option) and not any(one.path or one.names or one.segments for one in destinations):
@@ -137,10 +133,13 @@ def plan_destinations(
     return destinations
 
 
-def _check_cut(names: SegmentNames, spec: RunSpec, entries: Sequence[Job]) -> None:
-    """Refuse a folder for segments that is searched for clips, and clips whose segments would share their names."""
+def _check_cut(names: SegmentNames, spec: RunSpec, forms: Sequence[OutputFormat], entries: Sequence[Job]) -> None:
+    """Refuse another format of segments, a folder for them that is searched for clips, and names that they share."""
     from vidspec.runs.stores import is_url
 
+    if wrong := next((form.name for form in forms if writes_clip_file(spec, form) and form.name != "txt"), None):
+        message = f"--format {wrong}: --cut writes each caption as text, and no file beside the whole clip"
+        raise UsageError(message, hint="leave out --format, or name a file with --output")
     folder = os.path.realpath(spec.cut or "")
     if is_url(spec.cut or "") or (os.path.exists(folder) and not os.path.isdir(folder)):
         raise UsageError(f"--cut {spec.cut}: is not a folder")

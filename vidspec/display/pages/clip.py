@@ -111,7 +111,7 @@ class ClipPage:
 
     @property
     def original(self) -> str | None:
-        """What the model wrote about the video if a second pass has rewritten it; then the tokens are this text's."""
+        """Text before the rewrite, which the tokens are of; None if no second pass has rewritten the caption."""
         found = self.section("original").get("text")
         return None if found is None else escape_text(found)
 

@@ -56,6 +56,9 @@ CODES = {
     },
     "ignore": ["lm_head"],
 }
+#: Numbers of a token in the selector's codebooks, and candidates of a position among which it chooses.
+RANK, CANDIDATES = 64, 8
+_SELECTOR = "candidate_selector"
 #: Part of the weights' moving average that a step keeps.
 AVERAGE = 0.997
 
@@ -76,7 +79,7 @@ class TrainedBlocks(torch.nn.Module):
         self.embedding = target.model.lm_head.weight.detach().clone().float()
         self.vocabulary = int(target.vocabulary)
         self.settings: dict[str, Any] = {
-            "architectures": ["DFlashDraftModel"],
+            "architectures": ["DFlash2DraftModel"],
             "model_type": "qwen3",
             "hidden_act": "silu",
             "hidden_size": hidden,
@@ -96,9 +99,11 @@ class TrainedBlocks(torch.nn.Module):
                 "target_layer_ids": list(TAPPED),
                 "mask_token_id": len(self.embedding) - 1,
                 "is_causal": True,
+                "selector_rank": RANK,
+                "selector_top_k": CANDIDATES,
             },
         }
-        shapes = {"fc": (hidden, len(TAPPED) * hidden)}
+        shapes = {"fc": (hidden, len(TAPPED) * hidden), f"{_SELECTOR}.hidden_projection": (RANK, hidden)}
         norms = {"norm": hidden, "hidden_norm": hidden}
         for index in range(blocks):
             of = f"layers.{index}"
@@ -117,6 +122,8 @@ class TrainedBlocks(torch.nn.Module):
         made = {f"{name}.weight": torch.randn(shape) * shape[1] ** -0.5 for name, shape in shapes.items()}
         made |= {f"{name}.weight": torch.ones(size) for name, size in norms.items()}
         self._begin_as_target(target, made, blocks)
+        made[f"{_SELECTOR}.predecessor_codebook"] = torch.randn(len(self.embedding), RANK)
+        made[f"{_SELECTOR}.successor_codebook"] = torch.zeros(len(self.embedding), RANK)
         self.parts = torch.nn.ParameterList(made.values())
         self.tensors = dict(zip(made, self.parts, strict=True))
         self.decoder = BlockDecoder(*block_config("the new head", self.settings), self.tensors)
@@ -137,7 +144,7 @@ class TrainedBlocks(torch.nn.Module):
         made["fc.weight"][:, at : at + hidden] += torch.eye(hidden)
 
     def forward(self, texts: Sequence[Recorded], anchors: torch.Tensor, rows: int) -> torch.Tensor:
-        """Return logits (G, K, rows - 1, vocabulary) of the tokens after each anchor.
+        """Return logits (G, K, rows - 1, vocabulary) of the tokens after each anchor, each after the caption's own one.
 
         Args:
             texts: G captions.
@@ -157,9 +164,9 @@ class TrainedBlocks(torch.nn.Module):
         firsts = torch.tensor([int(text.places[text.prompt_rows - 1]) + 1 for text in texts])
         starts = firsts[:, None] + anchors
         rotation = decoder.rotation((starts[..., None] + torch.arange(rows)).view(1, -1))
-        last = torch.stack([torch.tensor(text.tokens)[a] for text, a in zip(texts, anchors, strict=True)])
+        given = torch.stack([tokens_after(text, a, rows, 0) for text, a in zip(texts, anchors, strict=True)])
         ids = torch.full((clips, count, rows), self.settings["dflash_config"]["mask_token_id"])
-        ids[..., 0] = last
+        ids[..., 0] = given[..., 0]
         out = F.embedding(ids.flatten(), self.embedding)
         own = torch.ones(rows, rows, dtype=torch.bool).tril()
         mask = seen.repeat_interleave(rows, 1)[:, None, None]
@@ -183,14 +190,19 @@ class TrainedBlocks(torch.nn.Module):
         for index in range(decoder.depth):
             out = decoder.block(index, out, rotation, attention)
         out = decoder.norm(out).view(clips, count, rows, -1)[:, :, 1:]
-        return F.linear(out, self.embedding[: self.vocabulary])
+        projected = F.linear(out, self.tensors[f"{_SELECTOR}.hidden_projection.weight"])
+        paired = self.tensors[f"{_SELECTOR}.predecessor_codebook"][given[..., :-1]] * projected
+        both = torch.cat([out, paired], -1)  # one product gives the head's own logits and what the pair adds
+        return F.linear(
+            both, torch.cat([self.embedding, self.tensors[f"{_SELECTOR}.successor_codebook"]], 1)[: self.vocabulary]
+        )
 
     def save(self, out: Path, weights: dict[str, torch.Tensor]) -> None:
         """Write the head in the published layout, its matrices as int8 with a scale for each row."""
         out.mkdir(parents=True, exist_ok=True)
         stored = dict[str, torch.Tensor]()
         for name, tensor in weights.items():
-            if tensor.dim() == 2:
+            if name.endswith(".weight") and tensor.dim() == 2:
                 scale = (tensor.abs().amax(1, keepdim=True) / 127).clamp(min=1e-7).half()
                 stored[name] = (tensor / scale.float()).round().clamp(-127, 127).to(torch.int8).contiguous()
                 stored[f"{name}_scale"] = scale
@@ -201,10 +213,10 @@ class TrainedBlocks(torch.nn.Module):
         (out / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def wanted_tokens(text: Recorded, anchors: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return the caption's tokens (K, rows - 1) after each anchor, -100 after its end."""
-    padded = torch.cat([torch.tensor(text.tokens), torch.full((rows,), -100)])
-    return padded[anchors[:, None] + torch.arange(1, rows)]
+def tokens_after(text: Recorded, anchors: torch.Tensor, rows: int, end: int = -100) -> torch.Tensor:
+    """Return the caption's tokens (K, rows) from each anchor on, ``end`` after its end."""
+    padded = torch.cat([torch.tensor(text.tokens), torch.full((rows,), end)])
+    return padded[anchors[:, None] + torch.arange(rows)]
 
 
 @torch.no_grad()
@@ -212,7 +224,10 @@ def accepted_lengths(head: TrainedBlocks, text: Recorded, rows: int = BLOCK) -> 
     """Return the accepted tokens of each round of a draft of a text, and (n - 1, rows - 1) which guesses are right."""
     anchors = torch.arange(len(text.tokens) - 1)
     right = torch.cat(
-        [head([text], part[None], rows)[0].argmax(-1) == wanted_tokens(text, part, rows) for part in anchors.split(64)]
+        [
+            head([text], part[None], rows)[0].argmax(-1) == tokens_after(text, part, rows)[:, 1:]
+            for part in anchors.split(64)
+        ]
     )
     runs = right.long().cumprod(1).sum(1).tolist()
     at, accepted = 0, []
@@ -267,7 +282,7 @@ class BlockTraining:
             chosen.append(some)
         anchors = torch.tensor(chosen)
         logits = self.head(texts, anchors, rows)
-        wanted = torch.stack([wanted_tokens(text, a, rows) for text, a in zip(texts, anchors, strict=True)])
+        wanted = torch.stack([tokens_after(text, a, rows)[:, 1:] for text, a in zip(texts, anchors, strict=True)])
         losses = F.cross_entropy(logits.flatten(0, 2), wanted.flatten(), ignore_index=-100, reduction="none")
         weights = torch.exp(-torch.arange(rows - 1) / FALL)
         counted = (wanted >= 0) * weights

@@ -301,7 +301,7 @@ class Learner:
 
     def mean(self, last: int) -> float:
         recent = self.recent[-last:]
-        return round(sum(recent) / len(recent), 4)
+        return round(sum(recent) / max(1, len(recent)), 4)
 
 
 def save(learners: dict[str, Learner], file: Path) -> None:

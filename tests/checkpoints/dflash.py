@@ -13,6 +13,9 @@ from tests.checkpoints.qwen import HIDDEN, LAYERS, QwenKind, tokenizer
 
 WIDTH, HEADS, KV_HEADS, INNER, BLOCKS, SIZE, MASK, THETA, EPS = 24, 4, 2, 80, 2, 8, 5, 1e4, 1e-6
 TAPS = (0, 2, 3)
+#: Keys of the second version: rows and channels of its convolutions, rank and candidates of its selector.
+CONVOLUTIONS = {"conv_kernel_size": 3, "conv_group_size": 16}
+SELECTOR = {"selector_rank": 6, "selector_top_k": 4}
 
 
 def config(kind: QwenKind, **more: object) -> dict[str, object]:
@@ -40,7 +43,10 @@ def config(kind: QwenKind, **more: object) -> dict[str, object]:
     }
 
 
-def tensors(hidden: int = HIDDEN, taps: int = len(TAPS), seed: int = 0) -> dict[str, torch.Tensor]:
+def tensors(
+    hidden: int = HIDDEN, taps: int = len(TAPS), seed: int = 0, *, second: bool = False, vocabulary: int = 0
+) -> dict[str, torch.Tensor]:
+    """Random tensors; with ``second`` those of convolutions, with a ``vocabulary`` those of a selector."""
     rng = torch.Generator().manual_seed(seed)
 
     def linear(out: int, into: int, gain: float = 1.0) -> torch.Tensor:
@@ -65,6 +71,15 @@ def tensors(hidden: int = HIDDEN, taps: int = len(TAPS), seed: int = 0) -> dict[
             f"{block}.mlp.up_proj.weight": linear(INNER, hidden),
             f"{block}.mlp.down_proj.weight": linear(hidden, INNER),
         }
+        for part in ("attention_conv", "mlp_conv") if second else ():
+            kernel, groups = CONVOLUTIONS["conv_kernel_size"], hidden // CONVOLUTIONS["conv_group_size"]
+            made[f"{block}.{part}.base_kernel"] = 0.6 * torch.randn(2, kernel, hidden, generator=rng)
+            made[f"{block}.{part}.kernel_projection.weight"] = linear(2 * kernel * groups, hidden, 0.5)
+    if vocabulary:
+        rank = SELECTOR["selector_rank"]
+        made["candidate_selector.hidden_projection.weight"] = linear(rank, hidden)
+        for book in ("predecessor_codebook", "successor_codebook"):
+            made[f"candidate_selector.{book}"] = torch.randn(vocabulary, rank, generator=rng)
     return made
 
 
@@ -87,6 +102,32 @@ def _turned(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
 
 
+def _convolved(
+    w: dict[str, torch.Tensor], name: str, normed: torch.Tensor, rows: torch.Tensor, side: int
+) -> torch.Tensor:
+    """Rows of one block, each with those before it, weighted as the rows ``normed`` say."""
+    base = w[f"{name}.base_kernel"][side]
+    given = (normed @ w[f"{name}.kernel_projection.weight"].T).view(len(rows), 2, len(base), -1)[:, side]
+    out = torch.zeros_like(rows)
+    for row in range(len(rows)):
+        for back in range(min(len(base), row + 1)):
+            weight = base[back] + given[row, back].repeat_interleave(rows.shape[1] // given.shape[-1])
+            out[row] += weight * rows[row - back]
+    return out
+
+
+def path(weights: dict[str, torch.Tensor], logits: torch.Tensor, states: torch.Tensor, last: int) -> list[int]:
+    """The tokens that a selector chooses, from left to right, for positions with logits (n, V), states (n, hidden)."""
+    w, tokens = {key: value.double() for key, value in weights.items()}, [last]
+    first, second = (w[f"candidate_selector.{book}_codebook"] for book in ("predecessor", "successor"))
+    for row, state in zip(logits.double(), states, strict=True):
+        projected = w["candidate_selector.hidden_projection.weight"] @ state
+        candidates = row.argsort(descending=True)[: SELECTOR["selector_top_k"]]
+        scores = [float(row[token] + (first[tokens[-1]] * projected) @ second[token]) for token in candidates]
+        tokens.append(int(candidates[scores.index(max(scores))]))
+    return tokens[1:]
+
+
 def logits(
     weights: dict[str, torch.Tensor],
     judge: torch.Tensor,
@@ -97,8 +138,8 @@ def logits(
     start: int,
     causal: tuple[bool, ...] = (False,) * BLOCKS,
     window: int = 10**6,
-) -> torch.Tensor:
-    """Logits (SIZE - 1, V) of the masked positions of one block.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits (SIZE - 1, V) of the masked positions of one block, and their states (SIZE - 1, hidden).
 
     Args:
         weights: as they were saved.
@@ -117,7 +158,9 @@ def logits(
     before, groups = len(context), HEADS // KV_HEADS
     for index in range(BLOCKS):
         of = f"layers.{index}."
-        normed = _normed(rows, w[of + "input_layernorm.weight"])
+        normed = given = _normed(rows, w[of + "input_layernorm.weight"])
+        if second := of + "attention_conv.base_kernel" in w:
+            normed = _convolved(w, of + "attention_conv", given, given, 0)
         every = torch.cat([context, normed])
         query = (normed @ w[of + "self_attn.q_proj.weight"].T).view(-1, HEADS, WIDTH)
         key = (every @ w[of + "self_attn.k_proj.weight"].T).view(-1, KV_HEADS, WIDTH)
@@ -129,8 +172,13 @@ def logits(
         unseen = ((distance < 0) | (distance >= window)) & causal[index]
         shares = scores.masked_fill(unseen, float("-inf")).softmax(-1)
         seen = torch.einsum("hqk,khd->qhd", shares, value.repeat_interleave(groups, 1)).flatten(1)
-        inner = rows + seen @ w[of + "self_attn.o_proj.weight"].T
-        into = _normed(inner, w[of + "post_attention_layernorm.weight"])
+        mixed = seen @ w[of + "self_attn.o_proj.weight"].T
+        inner = rows + (_convolved(w, of + "attention_conv", given, mixed, 1) if second else mixed)
+        into = given = _normed(inner, w[of + "post_attention_layernorm.weight"])
+        if second:
+            into = _convolved(w, of + "mlp_conv", given, given, 0)
         gate = torch.nn.functional.silu(into @ w[of + "mlp.gate_proj.weight"].T)
-        rows = inner + (gate * (into @ w[of + "mlp.up_proj.weight"].T)) @ w[of + "mlp.down_proj.weight"].T
-    return _normed(rows, w["norm.weight"])[1:] @ judge.double().T
+        mixed = (gate * (into @ w[of + "mlp.up_proj.weight"].T)) @ w[of + "mlp.down_proj.weight"].T
+        rows = inner + (_convolved(w, of + "mlp_conv", given, mixed, 1) if second else mixed)
+    states = _normed(rows, w["norm.weight"])[1:]
+    return states @ judge.double().T, states

@@ -22,6 +22,7 @@ from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.schedules.sequential import sequential
 from vidspec.drafting.base import Draft
 from vidspec.drafting.block import BlockDrafter
+from vidspec.engine.decoder import sliding_windows
 from vidspec.engine.forward import Engine
 from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.penalties import Penalties, PenaltyHistory
@@ -41,6 +42,8 @@ KINDS = {
         {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20, "use_sliding_window": True},
         (True, False),
     ),
+    "convolutions": ({"dflash_config": heads.CONVOLUTIONS}, (False, False)),
+    "selector": ({"is_causal": True, "dflash_config": heads.SELECTOR}, (True, True)),
 }
 WINDOWS = {"sliding": 20}
 
@@ -50,13 +53,18 @@ class BlockPair(HeadPair):
 
     def __init__(self, family, folder, kind="both ways"):
         self.kind, self.causal, self.window = QwenKind(family, tied=False), KINDS[kind][1], WINDOWS.get(kind, 10**6)
-        self.weights, target = heads.tensors(), adapter(self.kind)
+        target = adapter(self.kind)
+        given = {
+            "second": kind == "convolutions",
+            "vocabulary": (kind == "selector") * len(target.model.lm_head.weight),
+        }
+        self.weights = heads.tensors(**given)
         heads.save(folder, heads.config(self.kind, **KINDS[kind][0]), self.weights)
         super().__init__("dflash", target, dflash.load_block_head(str(folder), target, PLACE))
         target.eos = frozenset()
 
     def expected(self, text, kept=None):
-        """Logits of a block behind a clip's prompt and ``text``."""
+        """Logits of a block behind a clip's prompt and ``text``, and its states."""
         target, generate = self.target, profiles.load("dflash", env={}).generate
         prefix = target.prefix(target.encode(target.preprocess(clip(0))), generate.prompt, generate.system)
         behind = torch.tensor(text[:-1], dtype=torch.long)
@@ -125,7 +133,13 @@ def watched(monkeypatch, change=lambda emitted, tokens: tokens):
 @pytest.mark.parametrize(
     ("family", "kind", "visual"),
     full_but(
-        [(QWEN25, "both ways", "pruned"), (QWEN25, "causal", "none"), (QWEN25, "sliding", "all")],
+        [
+            (QWEN25, "both ways", "pruned"),
+            (QWEN25, "causal", "none"),
+            (QWEN25, "sliding", "all"),
+            (QWEN25, "convolutions", "all"),
+            (QWEN25, "selector", "none"),
+        ],
         in_turn([(*one, visual) for one in product((QWEN25, QWEN3), KINDS) for visual in ("all", "none", "pruned")], 2),
     ),
 )
@@ -145,7 +159,11 @@ def test_a_head_drafts_what_a_plain_pass_over_all_context_gives(pairs, monkeypat
     lengths = [len(emitted) for emitted, _ in rounds]
     assert {after - before - 1 for before, after in pairwise(lengths)} == set(range(GAMMA + 1))
     for emitted, tokens in (round for round in rounds if round[1]):
-        best = pair.expected(emitted, kept)[: len(tokens)].topk(2)
+        logits, states = (part[: len(tokens)] for part in pair.expected(emitted, kept))
+        if kind == "selector":
+            assert list(tokens) == heads.path(pair.weights, logits, states, emitted[-1])
+            continue
+        best = logits.topk(2)
         assert float((best.values[:, 0] - best.values[:, 1]).min()) > 1e-5
         assert list(tokens) == best.indices[:, 0].tolist()
 
@@ -179,7 +197,7 @@ def test_texts_of_a_built_in_pair_are_those_of_plain_decoding(profile):
     assert sum(caption.counters["accepted"] for caption in captions) > 0
 
 
-@pytest.mark.parametrize("kind", ["both ways", "causal"])
+@pytest.mark.parametrize("kind", ["both ways", "causal", "convolutions", "selector"])
 def test_replayed_passes_draft_the_same(pairs, monkeypatch, kind):
     """As a GPU replays them, with what stands for its attention kernel; context is appended before."""
     pair = pairs(QWEN25, kind)
@@ -232,12 +250,17 @@ class TappedTable(ToyEngine):
 
 
 class ToyBlocks(ToyEngine):
-    """A block head that is a table of the last token and the position."""
+    """A block head that is a table of the last token and the position, with a selector if it has ``candidates``."""
 
-    def __init__(self, table):
+    def __init__(self, table, candidates=0):
         super().__init__(table)
-        decoder = SimpleNamespace(both_ways=frozenset({0}), graphs=None)
-        self.model = SimpleNamespace(name="toy", size=4, mask=9, blocks=(1,), decoder=decoder)
+        pairs = random_table(13, 4, 1.0)
+        scores = lambda before, ids, _: torch.stack(  # noqa: E731
+            [torch.stack([pairs((b,))[row] for b in some.tolist()]) for some, row in zip(before, ids, strict=True)]
+        )
+        decoder = SimpleNamespace(graphs=None, pair_scores=scores)
+        given = {"name": "toy", "size": 4, "mask": 9, "blocks": (1,), "whole": True, "candidates": candidates}
+        self.model = SimpleNamespace(decoder=decoder, **given)
 
     def _passed(self, rows):
         last, *masked = rows.token_ids
@@ -249,14 +272,14 @@ class ToyBlocks(ToyEngine):
 
 
 @pytest.mark.sample(quick=1)
-@pytest.mark.parametrize("penalised", [False, True])
-def test_drawn_texts_have_the_targets_distribution(penalised):
+@pytest.mark.parametrize(("penalised", "candidates"), [(False, 0), (True, 0), (False, 2), (True, 2)])
+def test_drawn_texts_have_the_targets_distribution(penalised, candidates):
     """By rejection sampling with the distribution of each position, whatever drafts; wrong ones would show."""
     sampling, rng = Sampling(0.8, 0.9), torch.Generator().manual_seed(6)
     target, draft = random_table(11, 4, 1.2), random_table(12, 4, 1.5)
     limits, texts = StoppingRules(4, frozenset({3})), []
     for _ in range(800):
-        engine = ToyBlocks(draft)
+        engine = ToyBlocks(draft, candidates)
         drafter = BlockDrafter(engine, engine.open(), sampling, rng)
         history = PenaltyHistory(Penalties(1.3), [1]) if penalised else None
         drawn = {"sampling": sampling, "rule": ExactRule(), "rng": rng, "history": history}
@@ -326,8 +349,10 @@ def test_what_does_not_go_together(settings, message):
 @pytest.mark.parametrize(
     ("settings", "change", "message"),
     [
-        ({"dflash_config": {"selector_rank": 8}}, None, r"is a DFlash2 head \(selector_rank\)"),
-        ({"architectures": ["DFlash2DraftModel"]}, None, r"is a DFlash2 head \(DFlash2DraftModel\)"),
+        ({"dflash_config": {"selector_rank": 8}}, None, "its selector has no selector_top_k"),
+        ({"dflash_config": heads.SELECTOR}, None, "candidate_selector.hidden_projection.weight is not in its files"),
+        ({"dflash_config": heads.CONVOLUTIONS}, None, "layers.0.attention_conv.base_kernel is not in its files"),
+        ({"dflash_config": {"conv_kernel_size": 2, "conv_group_size": 24}}, None, "conv_group_size 24 does not divide"),
         ({"dflash_config": {"fc_layernorm": True}}, None, "its config has fc_layernorm, which is not known"),
         ({"sink_bias": 1}, None, "its config has sink_bias, which is not known"),
         ({"dflash_config": {"mask_token_id": 10**6}}, None, "its mask token 1000000 is not one of"),
@@ -390,6 +415,30 @@ def test_factors_change_embeddings_and_logits(pairs, tmp_path):
     assert torch.equal(head.decoder.embed(ids), 2 * pair.head.decoder.embed(ids))
     expected = 3 * torch.tanh(pair.head.decoder.logits(hidden) * 0.5 / 3)
     torch.testing.assert_close(head.decoder.logits(hidden), expected)
+
+
+def test_the_config_of_a_published_head_of_the_second_version():
+    """Its numbers stand in ``dflash_config``, and its windows count without ``use_sliding_window``."""
+    own = {"block_size": 8, "conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16}
+    own |= {"target_layer_ids": [5, 19, 33, 47, 61], "mask_token_id": 248070}
+    given = {
+        "architectures": ["DFlash2DraftModel"],
+        "dtype": "bfloat16",
+        "is_causal": False,
+        "hidden_size": 5120,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "layer_types": ["sliding_attention"] * 5,
+        "sliding_window": 2048,
+        "rope_parameters": {"rope_theta": 10_000_000, "rope_type": "default"},
+        "dflash_config": own,
+    }
+    config, settings = dflash.block_config("head", given)
+    assert (settings.size, settings.kernel, settings.kernel_group) == (8, 2, 16)
+    assert (settings.rank, settings.candidates, settings.mask) == (256, 16, 248070)
+    assert settings.both_ways == {0, 1, 2, 3, 4} and sliding_windows(config) == (2048,) * 5
 
 
 def test_the_blocks_that_are_read_if_the_config_names_none(pairs):

@@ -1,10 +1,14 @@
-"""Windows of a block head: one pass fills all masked positions after the last emitted token."""
+"""Windows of a block head: one pass fills all masked positions after the last emitted token.
+
+A head with a selector chooses the tokens from left to right, among the likeliest of each position, by its logits and by
+how well each token follows the one before it. q of a position is then that of the scores after the token chosen before.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -23,6 +27,57 @@ if TYPE_CHECKING:
     from vidspec.models.dflash import BlockHead
 
 __all__ = ["BlockDrafter"]
+
+
+class _Pairs(NamedTuple):
+    """Scores of a selector: of each candidate of a position after each of the position before it.
+
+    Attributes:
+        ids: (n, k) candidates of each position.
+        scores: (n, k, k) after each candidate of the position before, all of which are the last token at the first.
+    """
+
+    ids: torch.Tensor
+    scores: torch.Tensor
+
+    @classmethod
+    def of(cls, head: BlockHead, last: int, logits: torch.Tensor, hidden: torch.Tensor) -> _Pairs:
+        """Score the candidates of positions with logits (n, V) and states (n, hidden) after the token ``last``."""
+        unary, ids = logits.topk(head.candidates, dim=-1)
+        before = torch.cat([ids.new_full((1, head.candidates), last), ids[:-1]])
+        return cls(ids, (unary[:, None] + head.decoder.pair_scores(before, ids, hidden)).float())
+
+    def likeliest(self) -> tuple[list[int], list[float]]:
+        """Return the likeliest token of each position after that before it, and its probability."""
+        likely, next_of = self.scores.softmax(-1).max(-1)
+        found = torch.stack([next_of.to(likely), likely, self.ids.to(likely)]).tolist()  # waits for the device once
+        place, tokens, probabilities = 0, list[int](), list[float]()
+        for following, likelihoods, ids in zip(*found, strict=True):
+            probabilities.append(likelihoods[place])
+            place = int(following[place])
+            tokens.append(int(ids[place]))
+        return tokens, probabilities
+
+    def drawn(
+        self, sampling: Sampling, uniforms: Sequence[float], logits: torch.Tensor
+    ) -> tuple[list[int], torch.Tensor]:
+        """Return a token of each position, drawn after that before it, and the distributions (n, V) of the draws."""
+        count, width = self.ids.shape
+        shares = sampling.distribution(self.scores.flatten(0, 1))
+        numbers = on_device(uniforms, shares.device).repeat_interleave(width)
+        next_of = choose_tokens(shares, numbers, torch.zeros_like(numbers, dtype=torch.long), None)
+        path, place = list[int](), 0
+        for following in next_of.view(count, width).tolist():
+            place = following[place]
+            path.append(place)
+        chosen = torch.tensor(path, device=self.ids.device)
+        # All rows of the first position are equal, so that any may stand for it.
+        of_path = shares.view_as(self.scores)[torch.arange(count, device=chosen.device), chosen.roll(1)]
+        return self.ids.gather(1, chosen[:, None])[:, 0].tolist(), self.spread(of_path, logits, 0.0)
+
+    def spread(self, values: torch.Tensor, like: torch.Tensor, rest: float) -> torch.Tensor:
+        """Return (n, V) with the candidates' values (n, k), and ``rest`` for all other tokens."""
+        return torch.full_like(like, rest, dtype=values.dtype).scatter_(1, self.ids, values)
 
 
 class BlockDrafter(Drafter):
@@ -69,8 +124,8 @@ class BlockDrafter(Drafter):
             return NO_DRAFT
         if sum(map(len, self._unread)) > MOST:  # after a rest; its time must not count as that of a block
             yield Encode(partial(self.engine.read_context, self.span, self._take_context()), "draft")
-        # Rows that see later ones were trained with whole blocks.
-        self._rows = head.size if head.decoder.both_ways else gamma + 1
+        # Rows that see later ones were trained with whole blocks, and convolutions count rows from a block's first.
+        self._rows = head.size if head.whole else gamma + 1
         passed = yield from self._run()
         tokens, probs = self._choose(passed, gamma)
         if self._blocks is not None:
@@ -84,9 +139,10 @@ class BlockDrafter(Drafter):
         """Run the block's pass, which first makes entries of the rows that the target has read since."""
         head, context = self.engine.model, self._take_context()
         entries, draw, masked = self.span.length + context.row_count, None, self._rows - 1
-        if self.history is None and not self.sampling.greedy:
+        chosen_here = self.history is not None or head.candidates > 0
+        if not chosen_here and not self.sampling.greedy:
             draw = DrawRule(self.sampling, tuple(self._uniforms.ahead(masked)), keeps_probs=True)
-        top = int(self._blocks is not None)
+        top = int(self._blocks is not None and not head.candidates)
         rows = Rows(self.span, [self._last, *[head.mask] * masked], draw=draw, top=top, context=context)
         (passed,) = yield Forward(self.engine, [rows], "draft")
         self.span.rollback(entries)
@@ -98,22 +154,39 @@ class BlockDrafter(Drafter):
         return context
 
     def _choose(self, passed: PassResult, gamma: int) -> tuple[list[int], torch.Tensor | None]:
-        """Return the tokens of the first ``gamma`` masked positions, and the distributions they were drawn from."""
+        """Return the tokens of the first ``gamma`` masked positions, and the distributions they were drawn from.
+
+        The probabilities by which a window is cut must not depend on what is drawn: they are those of the likeliest
+        tokens, each after the likeliest before it.
+        """
+        head, logits, hidden = self.engine.model, passed.logits[1 : gamma + 1], passed.hidden[1 : gamma + 1]
+        if head.candidates:
+            pairs = _Pairs.of(head, self._last, logits, hidden)
+            likeliest, self._probabilities = pairs.likeliest()
+        else:
+            pairs, likeliest = None, passed.likeliest[1 : gamma + 1]
+            self._probabilities = [probabilities[0] for _, probabilities in passed.top[1 : gamma + 1]]
         if self.history is not None:
-            return self._choose_in_turn(passed.logits[1 : gamma + 1])
-        self._probabilities = [probabilities[0] for _, probabilities in passed.top[1 : gamma + 1]]
+            return self._choose_in_turn(logits, hidden)
         if self.sampling.greedy:
-            return list(passed.likeliest[1 : gamma + 1]), None
+            return list(likeliest), None
+        uniforms = self._uniforms.ahead(gamma)
         self._uniforms.emitted(gamma)
+        if pairs is not None:
+            return pairs.drawn(self.sampling, uniforms, logits)
         return list(passed.chosen[1 : gamma + 1]), None if passed.probs is None else passed.probs[:gamma]
 
-    def _choose_in_turn(self, logits: torch.Tensor) -> tuple[list[int], torch.Tensor | None]:
+    def _choose_in_turn(self, logits: torch.Tensor, hidden: torch.Tensor) -> tuple[list[int], torch.Tensor | None]:
         """Return the tokens of positions (gamma, V), each by penalties and grammar after those before it."""
         assert self.history is not None
+        head = self.engine.model
         tokens, probs, probabilities = list[int](), list[torch.Tensor](), list[float]()
         uniforms = self._uniforms.ahead(len(logits))
-        for row, uniform in zip(logits.split(1), uniforms, strict=True):
+        for row, state, uniform in zip(logits.split(1), hidden.split(1), uniforms, strict=True):
             changed = self.history.changes_for_paths([tokens])(row)
+            if head.candidates:
+                pairs = _Pairs.of(head, [self._last, *tokens][-1], changed, state)
+                changed = pairs.spread(pairs.scores[:, 0], changed, float("-inf"))
             if self.sampling.greedy:
                 probability, token = changed.softmax(-1).max(-1)
                 probabilities.append(float(probability))
@@ -122,8 +195,8 @@ class BlockDrafter(Drafter):
                 number = on_device([uniform], changed.device)
                 token = choose_tokens(probs[-1], number, torch.zeros(1, dtype=torch.long, device=changed.device), None)
             tokens.append(int(token))
-        self._probabilities = probabilities
         if not probs:
+            self._probabilities = probabilities
             return tokens, None
         self._uniforms.emitted(len(tokens))
         return tokens, torch.cat(probs)

@@ -9,6 +9,11 @@ The layout is that of published checkpoints (``DFlashDraftModel``): blocks of Qw
 ``norm``; embedding and output head are the target's. Keys of the head itself stand in ``dflash_config`` or at the top
 level of config.json. A draft's rows see each other both ways, except in sliding-window blocks, unless the config says
 ``is_causal`` (or ``causal``) for all.
+
+The second version (``DFlash2DraftModel``) adds two things. Around attention and MLP, the rows of a block are convolved
+with the rows before them, by coefficients that depend on the row (``attention_conv``, ``mlp_conv``). And a selector
+scores pairs: the logit of a token at a position is raised by how well it follows the one chosen before it, given the
+position's state (``candidate_selector``), so that the tokens of a block belong together. A config may name either.
 """
 
 from __future__ import annotations
@@ -52,7 +57,8 @@ _KNOWN = frozenset(
             "tie_word_embeddings",
             "torch_dtype",
         ),
-        *("transformers_version", "use_cache"),
+        *("transformers_version", "use_cache", "conv_kernel_size", "conv_group_size"),
+        *("selector_rank", "selector_top_k"),
     }
 )
 _QWEN3 = frozenset(
@@ -63,7 +69,7 @@ _QWEN3 = frozenset(
         "vocab_size",
     }
 )
-_DFLASH2 = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+_SELECTOR, _CODEBOOKS = "candidate_selector", ("predecessor_codebook", "successor_codebook")
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
@@ -78,6 +84,8 @@ class BlockSettings(NamedTuple):
         both_ways: blocks of the head in which a draft's rows see each other.
         embedding_scale, multiplier: factors of the target's embeddings and of the logits.
         soft_cap: bound of the logits; None for none.
+        kernel, kernel_group: rows of the convolutions, 0 for none; channels that share a row's coefficients.
+        rank, candidates: width of the selector's codebooks, 0 for none; tokens of each position that it scores.
     """
 
     size: int
@@ -88,6 +96,10 @@ class BlockSettings(NamedTuple):
     embedding_scale: float = 1.0
     multiplier: float = 1.0
     soft_cap: float | None = None
+    kernel: int = 0
+    kernel_group: int = 16
+    rank: int = 0
+    candidates: int = 0
 
 
 class BlockDecoder(HeadDecoder):
@@ -153,15 +165,51 @@ class BlockDecoder(HeadDecoder):
         return torch.stack([rotate(self._rms_norm(f"{of}.k_norm", key), rotation), value], dim=1)
 
     def block(self, index: int, rows: torch.Tensor, rotation: RotaryTables, attention: AttendFunction) -> torch.Tensor:
-        of = f"layers.{index}"
+        of, kernel = f"layers.{index}", self.settings.kernel
         normed = self._rms_norm(f"{of}.input_layernorm", rows)
+        after = None
+        if kernel:
+            normed, after = self._convolve_before(f"{of}.attention_conv", normed)
         query = self._linear(f"{of}.self_attn.q_proj", normed).view(len(rows), self.heads, self.width)
         query = rotate(self._rms_norm(f"{of}.self_attn.q_norm", query), rotation)
         attended = attention(index, query, self.entries(index, normed, rotation))
-        rows = rows + self._linear(f"{of}.self_attn.o_proj", attended)
+        mixed = self._linear(f"{of}.self_attn.o_proj", attended)
+        if after is not None:
+            mixed = self._convolve(f"{of}.attention_conv", mixed, after, 1)
+        rows = rows + mixed
         inner = self._rms_norm(f"{of}.post_attention_layernorm", rows)
+        if kernel:
+            inner, after = self._convolve_before(f"{of}.mlp_conv", inner)
         gate = F.silu(self._linear(f"{of}.mlp.gate_proj", inner))
-        return rows + self._linear(f"{of}.mlp.down_proj", gate * self._linear(f"{of}.mlp.up_proj", inner))
+        mixed = self._linear(f"{of}.mlp.down_proj", gate * self._linear(f"{of}.mlp.up_proj", inner))
+        if after is not None:
+            mixed = self._convolve(f"{of}.mlp_conv", mixed, after, 1)
+        return rows + mixed
+
+    def _convolve_before(self, name: str, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a part's input after its convolution, and the coefficients of that of its output."""
+        groups = self.hidden // self.settings.kernel_group
+        before, after = self._linear(f"{name}.kernel_projection", rows).view(len(rows), 2, -1, groups).unbind(1)
+        return self._convolve(name, rows, before, 0), after
+
+    def _convolve(self, name: str, rows: torch.Tensor, given: torch.Tensor, side: int) -> torch.Tensor:
+        """Sum each row of a whole block and those before it, weighted by channel.
+
+        Args:
+            name: of the convolution.
+            rows: (n, hidden) of blocks, one after the other.
+            given: (n, kernel, groups), added to the weights of each group's channels.
+            side: 0 for the input of a part, 1 for its output.
+        """
+        base = self.tensors[f"{name}.base_kernel"][side].view(self.settings.kernel, -1, self.settings.kernel_group)
+        grouped = rows.view(len(rows), -1, self.settings.kernel_group)
+        total = (base[0] + given[:, 0, :, None]) * grouped
+        place = torch.arange(len(rows), device=rows.device) % self.settings.size
+        for back in range(1, self.settings.kernel):
+            earlier = F.pad(grouped[: len(rows) - back], (0, 0, 0, 0, back, 0))
+            earlier = torch.where((place >= back)[:, None, None], earlier, 0)  # none of another block
+            total = total + (base[back] + given[:, back, :, None]) * earlier
+        return total.view(len(rows), -1)
 
     def norm(self, rows: torch.Tensor) -> torch.Tensor:
         return self._rms_norm("norm", rows)
@@ -174,6 +222,18 @@ class BlockDecoder(HeadDecoder):
         if (cap := self.settings.soft_cap) is not None:
             logits = cap * torch.tanh(logits / cap)
         return logits
+
+    def pair_scores(self, before: torch.Tensor, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what the selector adds to the logits of tokens after others: (n, b, c).
+
+        Args:
+            before: (n, b) tokens that may stand before each position.
+            tokens: (n, c) of the position.
+            hidden: (n, hidden) of the position, after the norm.
+        """
+        projected = self._linear(f"{_SELECTOR}.hidden_projection", hidden)
+        first = self.tensors[f"{_SELECTOR}.predecessor_codebook"][before] * projected[:, None]
+        return first @ self.tensors[f"{_SELECTOR}.successor_codebook"][tokens].transpose(1, 2)
 
     def _linear(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         return F.linear(rows, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
@@ -196,6 +256,8 @@ class BlockHead(Head):
     Attributes:
         size: tokens of a block, the last emitted one included.
         mask: id of a masked position.
+        candidates: tokens of each position among which a selector chooses; 0 without one.
+        whole: True if a block is drafted whole, whatever is proposed of it.
     """
 
     decoder: BlockDecoder
@@ -213,6 +275,8 @@ class BlockHead(Head):
         self.vocabulary, self.tokens = target.vocabulary, torch.arange(target.vocabulary)
         self.size, self.mask = settings.size, _mask_id(name, settings, target)
         self.blocks = tuple(block + 1 for block in settings.taps)  # the input of the next one
+        self.candidates = min(settings.candidates, target.vocabulary) if settings.rank else 0
+        self.whole = bool(settings.both_ways or settings.kernel)
         _check_target(name, config, settings, target)
         _check_tensors(name, config, settings, tensors, target)
         placed = {key: tensor.to(device, target.dtype).contiguous() for key, tensor in tensors.items()}
@@ -280,11 +344,6 @@ def block_config(name: str, given: Mapping[str, Any]) -> tuple[StockConfig, Bloc
             hint="--draft takes the head of the target, with draft.kind: dflash",
             kind="unreadable",
         )
-    architectures = [str(one) for one in given.get("architectures") or ()]
-    second = [key for key in _DFLASH2 if own.get(key) or given.get(key)]
-    if second or "DFlash2DraftModel" in architectures:
-        what = f"({', '.join(second)})" if second else f"({architectures[0]})"
-        raise ModelError(f"{name}: is a DFlash2 head {what}, and its convolutions and selector are not computed")
     unknown = [
         key for key, value in {**given, **own}.items() if key not in _KNOWN | _QWEN3 and value not in (None, False)
     ]
@@ -294,6 +353,8 @@ def block_config(name: str, given: Mapping[str, Any]) -> tuple[StockConfig, Bloc
     for key in ("rope_scaling", "rope_parameters"):
         if isinstance(rope := blocks_of.get(key), dict) and (rope.get("rope_type") or rope.get("type")) == "mrope":
             blocks_of[key] = {**{k: v for k, v in rope.items() if k != "type"}, "rope_type": "default"}
+    if "sliding_attention" in (given.get("layer_types") or ()):
+        blocks_of.setdefault("use_sliding_window", True)  # without it Qwen3Config drops the window
     config = transformers.Qwen3Config(**blocks_of)
 
     def key_of(key: str, default: Any = None) -> Any:
@@ -314,6 +375,10 @@ def block_config(name: str, given: Mapping[str, Any]) -> tuple[StockConfig, Bloc
         float(key_of("input_embedding_scale", 1.0)),
         float(key_of("output_multiplier", 1.0)),
         cap if cap > 0 else None,
+        int(key_of("conv_kernel_size", 0)),
+        int(key_of("conv_group_size", 16)),
+        int(key_of("selector_rank", 0)),
+        int(key_of("selector_top_k", 0)),
     )
 
 
@@ -353,6 +418,11 @@ def _check_target(name: str, config: StockConfig, settings: BlockSettings, targe
             sections is not None and 2 * sum(sections) != int(config.head_dim),
             f"its mrope_section {sections} does not fit",
         ),
+        (
+            settings.kernel > 0 and hidden % max(1, settings.kernel_group) > 0,
+            f"its conv_group_size {settings.kernel_group} does not divide {hidden}",
+        ),
+        (settings.rank > 0 and settings.candidates < 1, "its selector has no selector_top_k"),
         (settings.size < 2, f"has blocks of {settings.size} tokens, and two is the least"),
         (bool(beyond), f"reads states of block {beyond[0] if beyond else 0} of a target that has {layers}"),
         (int(config.hidden_size) != hidden, f"is {config.hidden_size} wide, and {target.name} is {hidden} wide"),
@@ -382,6 +452,9 @@ def _check_tensors(
     joined = len(settings.taps) * int(target.language.config.hidden_size)
     expected: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, joined)}
     expected |= {f"{norm}.weight": (hidden,) for norm in ("norm", "hidden_norm")}
+    if settings.rank:
+        expected |= {f"{_SELECTOR}.{book}": (int(config.vocab_size), settings.rank) for book in _CODEBOOKS}
+        expected[f"{_SELECTOR}.hidden_projection.weight"] = settings.rank, hidden
     rows = {"q_proj": heads * width, "k_proj": kv_heads * width, "v_proj": kv_heads * width, "o_proj": hidden}
     for index in range(int(config.num_hidden_layers)):
         of = f"layers.{index}"
@@ -394,6 +467,11 @@ def _check_tensors(
         expected |= {f"{of}.mlp.{part}.weight": (inner, hidden) for part in ("gate_proj", "up_proj")}
         expected[f"{of}.mlp.down_proj.weight"] = hidden, inner
         expected |= {f"{of}.{norm}.weight": (hidden,) for norm in ("input_layernorm", "post_attention_layernorm")}
+        if settings.kernel:
+            numbers = 2 * settings.kernel * (hidden // settings.kernel_group)
+            for part in ("attention_conv", "mlp_conv"):
+                expected[f"{of}.{part}.base_kernel"] = 2, settings.kernel, hidden
+                expected[f"{of}.{part}.kernel_projection.weight"] = numbers, hidden
     for key in sorted({*expected, *tensors}):
         if key not in tensors:
             raise ModelError(f"{name}: {key} is not in its files", kind="unreadable")

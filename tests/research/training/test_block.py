@@ -7,7 +7,7 @@ import torch
 
 from research.training.architecture import architecture
 from research.training.record_texts import record_texts
-from research.training.stage_block import BLOCK, FAMILIES, TAPPED, BlockTraining, TrainedBlocks, wanted_tokens
+from research.training.stage_block import BLOCK, FAMILIES, TAPPED, BlockTraining, TrainedBlocks, tokens_after
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import ContextRows, Rows
 from vidspec.models import dflash, loading
@@ -26,10 +26,12 @@ def pair(request):
 
 
 def test_training_computes_what_the_engine_drafts(pair, tmp_path):
-    """The logits of a block after any token of a recorded caption, from the saved head."""
+    """The scores of a block after any token of a recorded caption, each after the caption's own, from the saved head."""
     target, texts = pair
     torch.manual_seed(0)
     trained = TrainedBlocks(target)
+    with torch.no_grad():
+        trained.tensors["candidate_selector.successor_codebook"].normal_()
     trained.save(tmp_path, trained.tensors)
     head = dflash.load_block_head(str(tmp_path), target, PLACE)
     with torch.no_grad():
@@ -45,7 +47,10 @@ def test_training_computes_what_the_engine_drafts(pair, tmp_path):
             context = ContextRows([text.states[:read].float()], text.places[None, :read])
             tokens = [text.tokens[anchor], *[head.mask] * (BLOCK - 1)]
             (passed,) = engine.run([Rows(span, tokens, context=context)])
-            torch.testing.assert_close(passed.logits[1:], expected, rtol=0, atol=1e-3)
+            before = tokens_after(text, torch.tensor([anchor]), BLOCK - 1, 0).T
+            every = torch.arange(target.vocabulary).expand(BLOCK - 1, -1)
+            scores = passed.logits[1:] + head.decoder.pair_scores(before, every, passed.hidden[1:])[:, 0]
+            torch.testing.assert_close(scores, expected, rtol=0, atol=1e-3)
 
 
 def test_a_head_learns_a_text_by_heart(pair, tmp_path):
@@ -57,5 +62,5 @@ def test_a_head_learns_a_text_by_heart(pair, tmp_path):
         training.step(1.0)
     anchors = torch.tensor([[5, 30], [5, 30]])
     right = training.head(texts, anchors, 6).argmax(-1)
-    wanted = torch.stack([wanted_tokens(text, a, 6) for text, a in zip(texts, anchors, strict=True)])
+    wanted = torch.stack([tokens_after(text, a, 6)[:, 1:] for text, a in zip(texts, anchors, strict=True)])
     assert float((right == wanted).float().mean()) > 0.5

@@ -26,7 +26,7 @@ def pair(request):
 
 
 def test_training_computes_what_the_engine_drafts(pair, tmp_path):
-    """The scores of a block after any token of a recorded caption, each after the caption's own, from the saved head."""
+    """The scores of a block after any token of a recorded caption, from the saved head."""
     target, texts = pair
     torch.manual_seed(0)
     trained = TrainedBlocks(target)

@@ -12,7 +12,7 @@ __all__ = ["PARTS", "QUICK", "Part", "words"]
 PAIRS = ("embedded", "embedded-qwen")
 #: Values of names in braces in commands, for measurements and for a trial (``--smoke``).
 SIZES: Mapping[str, tuple[str, str]] = {
-    "lossless": ("all,eagle3", "ar,vanilla-sd-auto,vanilla-sd,hippo"),
+    "lossless": ("all,eagle3,sparrow,dflash", "ar,vanilla-sd-auto,vanilla-sd,hippo"),
     "pareto": ("", "--profiles ar,lvspec"),
     "batch": ("1,8,16", "1,2"),
     "rounds": ("3", "1"),
@@ -105,7 +105,7 @@ PARTS: tuple[Part, ...] = (
         "As for 32 clips.",
         (
             "research.throughput {clips:200} --pair embedded-qwen --batch {batch} --repeats 1 --frames 8 --threads 1 "
-            "--dtype float32 --profiles ar,vanilla-sd-auto --peer generate-batched --peer vllm={vllm} --json {json}",
+            "--dtype float32 --profiles ar,sparrow,vanilla-sd-auto --peer generate-batched --peer vllm={vllm} --json {json}",
         ),
     ),
     *_of_both(

@@ -177,7 +177,8 @@ ProfileOption: TypeAlias = Annotated[
         "-p",
         envvar="VIDSPEC_PROFILE",
         metavar="NAME|FILE",
-        help="Method of acceleration; `vidspec profiles` lists the names (default: vanilla-sd-auto). "
+        help="Method of acceleration; `vidspec profiles` lists the names (default: sparrow "
+        "for the built-in models, vanilla-sd-auto for others). "
         "lvspec, fly and random-loose, and profiles named after them, are not lossless; "
         "nor are fastv, pdrop, sparsevlm and dycoke, which prune the target itself.",
         autocompletion=profile_names,

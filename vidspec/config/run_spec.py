@@ -79,7 +79,8 @@ class RunSpec(BaseModel):
     profile: Annotated[
         Text | None,
         key(
-            "Method of acceleration; `vidspec profiles` lists the names (default: vanilla-sd-auto). "
+            "Method of acceleration; `vidspec profiles` lists the names (default: sparrow "
+            "for the built-in models, vanilla-sd-auto for others). "
             "lvspec, fly and random-loose, and profiles named after them, are not lossless; "
             "nor are fastv, pdrop, sparsevlm and dycoke, which prune the target itself"
         ),

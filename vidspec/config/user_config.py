@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from vidspec.config.schema import Profile
 
 __all__ = [
+    "BUILT_IN_PROFILE",
     "CHOSEN",
     "DEFAULT_PROFILE",
     "PAIRED",
@@ -41,7 +42,8 @@ __all__ = [
     "write_models",
 ]
 
-DEFAULT_PROFILE = "vanilla-sd-auto"
+#: The profile of models that the user names, and that of a built-in pair, which comes with a block head.
+DEFAULT_PROFILE, BUILT_IN_PROFILE = "vanilla-sd-auto", "sparrow"
 #: The source of a draft that was chosen by default.
 PAIRED = "vidspec models"
 #: The source of a value that was chosen for this machine.

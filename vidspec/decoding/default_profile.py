@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from vidspec.config.user_config import (
+    BUILT_IN_PROFILE,
     DEFAULT_PROFILE,
     PLAIN,
     ResolvedProfile,
@@ -25,7 +26,8 @@ _LOG = logging.getLogger("vidspec")
 def resolve_profile(name: str | None, overrides: Mapping[str, object], defaults: UserConfig) -> ResolvedProfile:
     """Resolve the profile of a run; without a named one, the default for a lone target follows this GPU.
 
-    A target for which no draft is listed decodes plainly, with a note.
+    A target for which no draft is listed decodes plainly, with a note. The block head of a built-in pair drafts unless
+    the user has set an option of a method.
 
     Args:
         name: of the profile; None for the default.
@@ -38,6 +40,8 @@ def resolve_profile(name: str | None, overrides: Mapping[str, object], defaults:
     if name is not None or defaults.profile is not None:
         return resolve(name, overrides, defaults)
     keys = user_keys(overrides, defaults)
+    if "models.target" not in keys and not sets_a_method(keys):
+        return resolve(BUILT_IN_PROFILE, overrides, defaults)
     if "models.target" in keys and machine.has_gpu():
         from vidspec.decoding import auto
         from vidspec.models.known_pairs import cached_models

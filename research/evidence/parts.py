@@ -105,7 +105,8 @@ PARTS: tuple[Part, ...] = (
         "As for 32 clips.",
         (
             "research.throughput {clips:200} --pair embedded-qwen --batch {batch} --repeats 1 --frames 8 --threads 1 "
-            "--dtype float32 --profiles ar,sparrow,vanilla-sd-auto --peer generate-batched --peer vllm={vllm} --json {json}",
+            "--dtype float32 --profiles ar,sparrow,vanilla-sd-auto --peer generate-batched --peer vllm={vllm} "
+            "--json {json}",
         ),
     ),
     *_of_both(

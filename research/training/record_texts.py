@@ -52,10 +52,12 @@ class Recorded:
     def prompt_rows(self) -> int:
         return len(self.states) - len(self.tokens) + 1
 
-    def without_visual(self) -> Recorded:
-        """Return the caption with the states of text rows only."""
-        text = ~self.visual
-        return replace(self, states=self.states[text], places=self.places[text], visual=self.visual[text])
+    def with_visual(self, share: float) -> Recorded:
+        """Return the caption with the states of text rows and of a share of the visual rows, chosen at random."""
+        kept = ~self.visual
+        if share:
+            kept |= torch.rand(len(kept)) < share
+        return replace(self, states=self.states[kept], places=self.places[kept], visual=self.visual[kept])
 
 
 class BatchAttention:

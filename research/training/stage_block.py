@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from torch.nn import functional as F
 
 from research.training.architecture import architecture
+from research.training.int8_rows import INT8_ROWS, int8_rows
 from research.training.record_texts import Recorded, read_texts, record_texts, save_texts
 from research.training.stage_head import clips
 from research.training.stage_language import Learner
@@ -44,20 +45,12 @@ TAPPED, BLOCK, BATCH = (1, 4, 6, 9, 11), 16, 32
 ROWS, ROWS_WEIGHT = (6, 10, 16), (2, 2, 2)
 #: Tokens after which a position's weight has fallen to 1 / e.
 FALL = 9.0
-#: The matrices' format in the files, by compressed-tensors.
-CODES = {
-    "quant_method": "compressed-tensors",
-    "format": "int-quantized",
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True},
-        }
-    },
-    "ignore": ["lm_head"],
-}
+#: Weight of the logits' own loss, by which a position's right token is among the candidates.
+OWN = 0.5
+#: Share of the steps in whose context there are visual rows: a tenth of them, half, or all.
+SEEING = 0.4
 #: Numbers of a token in the selector's codebooks, and candidates of a position among which it chooses.
-RANK, CANDIDATES = 64, 8
+RANK, CANDIDATES = 64, 16
 _SELECTOR = "candidate_selector"
 #: Part of the weights' moving average that a step keeps.
 AVERAGE = 0.997
@@ -143,8 +136,10 @@ class TrainedBlocks(torch.nn.Module):
         at = hidden * TAPPED.index(first - 1)
         made["fc.weight"][:, at : at + hidden] += torch.eye(hidden)
 
-    def forward(self, texts: Sequence[Recorded], anchors: torch.Tensor, rows: int) -> torch.Tensor:
-        """Return logits (G, K, rows - 1, vocabulary) of the tokens after each anchor, each after the caption's own one.
+    def forward(self, texts: Sequence[Recorded], anchors: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the scores of the tokens after each anchor, each after the caption's own one, and the logits alone.
+
+        Both (G, K, rows - 1, vocabulary). A selector scores the tokens with the highest logits.
 
         Args:
             texts: G captions.
@@ -192,24 +187,15 @@ class TrainedBlocks(torch.nn.Module):
         out = decoder.norm(out).view(clips, count, rows, -1)[:, :, 1:]
         projected = F.linear(out, self.tensors[f"{_SELECTOR}.hidden_projection.weight"])
         paired = self.tensors[f"{_SELECTOR}.predecessor_codebook"][given[..., :-1]] * projected
-        both = torch.cat([out, paired], -1)  # one product gives the head's own logits and what the pair adds
-        return F.linear(
-            both, torch.cat([self.embedding, self.tensors[f"{_SELECTOR}.successor_codebook"]], 1)[: self.vocabulary]
-        )
+        logits = F.linear(out, self.embedding[: self.vocabulary])
+        successors = self.tensors[f"{_SELECTOR}.successor_codebook"][: self.vocabulary]
+        return logits + F.linear(paired, successors), logits
 
     def save(self, out: Path, weights: dict[str, torch.Tensor]) -> None:
         """Write the head in the published layout, its matrices as int8 with a scale for each row."""
         out.mkdir(parents=True, exist_ok=True)
-        stored = dict[str, torch.Tensor]()
-        for name, tensor in weights.items():
-            if name.endswith(".weight") and tensor.dim() == 2:
-                scale = (tensor.abs().amax(1, keepdim=True) / 127).clamp(min=1e-7).half()
-                stored[name] = (tensor / scale.float()).round().clamp(-127, 127).to(torch.int8).contiguous()
-                stored[f"{name}_scale"] = scale
-            else:
-                stored[name] = tensor.half().contiguous()
-        save_file(stored, out / "model.safetensors")
-        settings = self.settings | {"quantization_config": CODES}
+        save_file(int8_rows(weights), out / "model.safetensors")
+        settings = self.settings | {"quantization_config": INT8_ROWS}
         (out / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
@@ -222,13 +208,13 @@ def tokens_after(text: Recorded, anchors: torch.Tensor, rows: int, end: int = -1
 @torch.no_grad()
 def accepted_lengths(head: TrainedBlocks, text: Recorded, rows: int = BLOCK) -> tuple[list[int], torch.Tensor]:
     """Return the accepted tokens of each round of a draft of a text, and (n - 1, rows - 1) which guesses are right."""
-    anchors = torch.arange(len(text.tokens) - 1)
-    right = torch.cat(
-        [
-            head([text], part[None], rows)[0].argmax(-1) == tokens_after(text, part, rows)[:, 1:]
-            for part in anchors.split(64)
-        ]
-    )
+    parts = []
+    for part in torch.arange(len(text.tokens) - 1).split(64):
+        scores, logits = (values[0] for values in head([text], part[None], rows))
+        candidates = logits.topk(CANDIDATES, dim=-1).indices
+        chosen = candidates.gather(-1, scores.gather(-1, candidates).argmax(-1, keepdim=True))[..., 0]
+        parts.append(chosen == tokens_after(text, part, rows)[:, 1:])
+    right = torch.cat(parts)
     runs = right.long().cumprod(1).sum(1).tolist()
     at, accepted = 0, []
     while at < len(runs):
@@ -261,7 +247,7 @@ class BlockTraining:
         while len(files := set(self.folder.glob("*.pt"))) < 2:
             time.sleep(1)
         for file in sorted(files - self._read):
-            texts = [text.without_visual() for text in read_texts(file) if len(text.tokens) > 8]
+            texts = [text for text in read_texts(file) if len(text.tokens) > 8]
             if not self._read:
                 self.held_out = texts
             else:
@@ -273,7 +259,8 @@ class BlockTraining:
         """Make one step; return the share of first guesses that are right."""
         rows = self.rng.choices(ROWS, ROWS_WEIGHT)[0]
         picked = self.rng.sample(range(len(self.texts)), clips)
-        texts = [self.texts[at] for at in picked]
+        share = self.rng.choice((0.1, 0.5, 1.0)) if self.rng.random() < SEEING else 0.0
+        texts = [self.texts[at].with_visual(share) for at in picked]
         chosen = []
         for at, text in zip(picked, texts, strict=True):
             begins = self.begins[at]
@@ -281,13 +268,15 @@ class BlockTraining:
             some += [self.rng.randrange(len(text.tokens) - 1) for _ in range(count - len(some))]
             chosen.append(some)
         anchors = torch.tensor(chosen)
-        logits = self.head(texts, anchors, rows)
+        scores, logits = self.head(texts, anchors, rows)
         wanted = torch.stack([tokens_after(text, a, rows)[:, 1:] for text, a in zip(texts, anchors, strict=True)])
-        losses = F.cross_entropy(logits.flatten(0, 2), wanted.flatten(), ignore_index=-100, reduction="none")
         weights = torch.exp(-torch.arange(rows - 1) / FALL)
         counted = (wanted >= 0) * weights
-        loss = (losses.view_as(wanted) * weights).sum() / counted.sum()
-        right = logits.argmax(-1) == wanted
+        loss = torch.zeros(())
+        for values, share in ((scores, 1.0), (logits, OWN)):
+            losses = F.cross_entropy(values.flatten(0, 2), wanted.flatten(), ignore_index=-100, reduction="none")
+            loss = loss + share * (losses.view_as(wanted) * weights).sum() / counted.sum()
+        right = scores.argmax(-1) == wanted
         self.learner.learn(loss, rate, float(right[..., 0].float().mean()))
         self.steps += 1
         keep = min(AVERAGE, self.steps / (self.steps + 10))
@@ -301,12 +290,17 @@ class BlockTraining:
         return float(loss.detach())
 
     def validate(self) -> dict[str, Any]:
-        """Return tau (accepted and the target's own token) and accuracy by position, on held-out captions."""
+        """Return tau (accepted and the target's own token) and accuracy by position, on held-out captions.
+
+        ``tau`` and ``positions`` with rows of text as context; ``tau_seeing`` with visual rows, of a quarter of them.
+        """
         trained = {name: tensor.detach().clone() for name, tensor in self.head.tensors.items()}
         self._load(self.average)
-        lengths, rights = list[int](), []
-        for text in self.held_out:
-            accepted, right = accepted_lengths(self.head, text)
+        lengths, rights, seeing = list[int](), [], list[int]()
+        for at, text in enumerate(self.held_out):
+            if at % 4 == 0:
+                seeing += accepted_lengths(self.head, text)[0]
+            accepted, right = accepted_lengths(self.head, text.with_visual(0.0))
             lengths += accepted
             begins = torch.tensor([0, *accepted[:-1]]) + 1
             rights.append(right[begins.cumsum(0) - 1])
@@ -314,6 +308,7 @@ class BlockTraining:
         all_right = torch.cat(rights).float().mean(0)
         return {
             "tau": round(1 + sum(lengths) / len(lengths), 3),
+            "tau_seeing": round(1 + sum(seeing) / len(seeing), 3),
             "positions": [round(float(all_right[at - 1]), 2) for at in (1, 2, 4, 8, 12, 15)],
         }
 

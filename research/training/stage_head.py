@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch.nn import functional as F
 
+from research.training.int8_rows import INT8_ROWS, int8_rows
 from research.training.stage_language import Learner, learning_rate
 from research.world.captions import draw_prompt
 from research.world.drawing import frames
@@ -33,6 +34,7 @@ from vidspec.models import loading
 from vidspec.models.eagle3 import Eagle3Decoder
 from vidspec.models.eagle3_checkpoint import PROJECTIONS, default_tap_blocks, head_config
 from vidspec.models.placement import resolve_placement
+from vidspec.models.quantised import read_head_tensors
 from vidspec.video import Clip, SourceFacts
 
 __all__ = ["Text", "TrainedHead", "clips", "harvest", "train_head"]
@@ -171,13 +173,15 @@ class TrainedHead(torch.nn.Module):
         return found
 
     def save(self, out: Path) -> None:
-        """Write the head in the published layout."""
+        """Write the head in the published layout, its matrices as int8 with a scale for each row."""
         out.mkdir(parents=True, exist_ok=True)
         known = torch.zeros(self.settings["vocab_size"], dtype=torch.bool)
         known[self.ids] = True
-        held = {name: tensor.detach().half().contiguous() for name, tensor in self.tensors.items()}
+        held = int8_rows({name: tensor.detach() for name, tensor in self.tensors.items()})
         save_file(held | {"d2t": self.ids - torch.arange(len(self.ids)), "t2d": known}, out / "model.safetensors")
-        (out / "config.json").write_text(json.dumps(self.settings, indent=2) + "\n", encoding="utf-8")
+        (out / "config.json").write_text(
+            json.dumps(self.settings | {"quantization_config": INT8_ROWS}, indent=2) + "\n", encoding="utf-8"
+        )
 
 
 class _Unrolled:
@@ -255,7 +259,8 @@ def train_head(
         counts = Counter(token for text in texts for token in text.tokens)
         head = TrainedHead(target, sorted(token for token, _ in counts.most_common(ids)))
     else:
-        known = load_file(begin / "model.safetensors")
+        given = json.loads((begin / "config.json").read_text(encoding="utf-8"))
+        known = read_head_tensors(str(begin), str(begin), given)
         head = TrainedHead(target, known["t2d"].nonzero().flatten().tolist())
         with torch.no_grad():
             for name, tensor in head.tensors.items():

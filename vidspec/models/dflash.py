@@ -32,14 +32,12 @@ from vidspec.engine.slab import Slab
 from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig
 from vidspec.models.checkpoint_config import check_kernels, load_error, refuse_assistant, weight_source
-from vidspec.models.checkpoint_tensors import check_plain, read_tensors
 from vidspec.models.head import Head, HeadDecoder, other_device_reason, target_embedding
 from vidspec.models.hub import retries_offline
 from vidspec.models.placement import Placement
-from vidspec.models.quantised import dequantised_tensors
-from vidspec.models.quantization_config import check_method
+from vidspec.models.quantised import read_head_tensors
 from vidspec.models.video_language_model import VideoLanguageModel
-from vidspec.models.weight_files import stored_tensors, weight_file
+from vidspec.models.weight_files import weight_file
 
 __all__ = ["BlockDecoder", "BlockHead", "BlockSettings", "block_config", "load_block_head"]
 
@@ -306,23 +304,12 @@ def load_block_head(name: str, target: VideoLanguageModel, where: Placement) -> 
         refuse_assistant(name, source)
         given = json.loads(weight_file(source, "config.json").read_text(encoding="utf-8"))
         config, settings = block_config(name, given)
-        tensors = {key.removeprefix("model."): tensor for key, tensor in _read(name, source, given).items()}
+        tensors = {key.removeprefix("model."): tensor for key, tensor in read_head_tensors(name, source, given).items()}
     except ModelError:
         raise
     except Exception as error:  # from the hub, broken JSON or safetensors, or values of the config
         raise load_error(name, error) from error
     return BlockHead(name, config, settings, tensors, target, where.device)
-
-
-def _read(name: str, source: str, given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Read the tensors, quantised ones as plain numbers."""
-    settings = given.get("quantization_config")
-    if settings is None:
-        return read_tensors(name, source)
-    check_method(name, settings)
-    tensors = dequantised_tensors(stored_tensors(source), settings)
-    check_plain(name, tensors)
-    return {key: tensor[...] for key, tensor in tensors.items()}
 
 
 def block_config(name: str, given: Mapping[str, Any]) -> tuple[StockConfig, BlockSettings]:

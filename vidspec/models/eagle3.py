@@ -22,7 +22,6 @@ from vidspec.engine.slab import Slab
 from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig
 from vidspec.models.checkpoint_config import check_kernels, load_error, refuse_assistant, weight_source
-from vidspec.models.checkpoint_tensors import read_tensors
 from vidspec.models.eagle3_checkpoint import (
     PROJECTIONS,
     canonical_key,
@@ -34,6 +33,7 @@ from vidspec.models.eagle3_checkpoint import (
 from vidspec.models.head import Head, HeadDecoder, other_device_reason, target_embedding
 from vidspec.models.hub import retries_offline
 from vidspec.models.placement import Placement
+from vidspec.models.quantised import read_head_tensors
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.weight_files import weight_file
 
@@ -207,7 +207,7 @@ def load_eagle3(name: str, target: VideoLanguageModel, where: Placement) -> Eagl
         check_kernels(name, source)
         refuse_assistant(name, source)
         given = json.loads(weight_file(source, "config.json").read_text(encoding="utf-8"))
-        weights = {canonical_key(key): tensor for key, tensor in read_tensors(name, source).items()}
+        weights = {canonical_key(key): tensor for key, tensor in read_head_tensors(name, source, given).items()}
         if "fc.weight" in weights:  # else it is no head, which is said below
             check_keys(name, given)
         config = head_config(given)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,9 +21,10 @@ from vidspec.engine.matrix import Precision, release_weights, row_blocks
 from vidspec.engine.quantised import BLOCK
 from vidspec.engine.stored_codes import StoredCodes
 from vidspec.models.base import StockModel
+from vidspec.models.checkpoint_tensors import check_plain, read_tensors
 from vidspec.models.placement import Placement
-from vidspec.models.quantization_config import PACKINGS, QuantizationConfig, block_shape, code_format
-from vidspec.models.weight_files import StoredTensor
+from vidspec.models.quantization_config import PACKINGS, QuantizationConfig, block_shape, check_method, code_format
+from vidspec.models.weight_files import StoredTensor, stored_tensors
 
 __all__ = ["KeptCodes", "dequantised_tensors", "weight_sizes"]
 
@@ -147,6 +149,26 @@ def dequantised_tensors(
             parts["weight"] = rest[key]
         rest[key] = _DequantisedWeight(partial(read, parts, settings), None if ".experts." in key else kept)
     return rest
+
+
+def read_head_tensors(name: str, source: str, given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Read the tensors of a draft head, quantised ones as plain numbers.
+
+    Args:
+        name: the name the user gave.
+        source: hub id or folder of its files.
+        given: its config.json.
+
+    Raises:
+        ModelError: codes without scales, or a quantisation that is not read.
+    """
+    settings = given.get("quantization_config")
+    if settings is None:
+        return read_tensors(name, source)
+    check_method(name, settings)
+    tensors = dequantised_tensors(stored_tensors(source), settings)
+    check_plain(name, tensors)
+    return {key: tensor[...] for key, tensor in tensors.items()}
 
 
 def _unpack_codes(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:

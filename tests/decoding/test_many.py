@@ -28,7 +28,7 @@ def serve_backwards(source, wake):
     taken = []
     while not source.over:
         if (request := source.take()) is None:
-            wake.wait(1.0)
+            source.over or wake.wait(1.0)
         else:
             taken.append(request)
     for request in reversed(taken):

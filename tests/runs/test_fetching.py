@@ -109,7 +109,7 @@ class Server(BaseHTTPRequestHandler):
 def serving():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     server.daemon_threads, server.seen, server.over = True, [], threading.Event()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         yield server, f"http://127.0.0.1:{server.server_port}"
     finally:

@@ -178,7 +178,13 @@ def test_a_stopped_process_is_silent_and_a_busy_one_is_not(begin):
 
 @pytest.mark.full
 def test_threads_and_environment_are_the_childs():
-    child = spawn(act, "import torch; channel.send((torch.get_num_threads(), os.environ['A']))", name="x", env={"A": "b"}, threads=3)
+    child = spawn(
+        act,
+        "import torch; channel.send((torch.get_num_threads(), os.environ['A']))",
+        name="x",
+        env={"A": "b"},
+        threads=3,
+    )
     assert child.receive() == (3, "b") and "A" not in os.environ
     child.end()
 

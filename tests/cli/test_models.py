@@ -169,6 +169,7 @@ def test_no_frames(vidspec):
     assert vidspec("models", "--frames", "0").code == 2
 
 
+@pytest.mark.full
 def test_needs_no_torch():
     ran = subprocess.run(
         [

@@ -264,7 +264,6 @@ def test_a_page_does_not_show_a_question_that_was_given_up(session, tmp_path):
     assert "What moves?" in page and "Stop?" not in page
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("content", full_but([None], [None, b"", b"not a video"]), ids=str)
 def test_a_clip_that_cannot_be_read_is_told_before_anything_is_loaded(piped, monkeypatch, content):
     monkeypatch.setattr("vidspec.runs.local.ClipReader", ClipReader)

@@ -81,7 +81,6 @@ def test_figures_as_csv(vidspec, measured):
     assert len(measured) == 2
 
 
-@pytest.mark.sample(quick=3)
 @pytest.mark.parametrize(
     "args, complaint",
     [

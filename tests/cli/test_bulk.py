@@ -48,7 +48,6 @@ def lines(path):
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
-@pytest.mark.sample(quick=1)
 def test_a_folder_into_one_file(vidspec, clips):
     ran = vidspec("caption", clips, "--format", "jsonl", "-o", "out.jsonl")
     assert (ran.code, ran.out) == (1, "")
@@ -58,7 +57,6 @@ def test_a_folder_into_one_file(vidspec, clips):
     assert re.search(r"\[[1-4]/4\] clips/b/good.mkv: 5 tokens", ran.err)
 
 
-@pytest.mark.sample(quick=1)
 def test_a_second_run_does_nothing_and_loads_nothing(vidspec, clips):
     args = ("caption", clips, "--format", "jsonl", "-o", "out.jsonl")
     vidspec(*args)
@@ -76,7 +74,6 @@ def test_an_interrupted_run_goes_on(vidspec):
     assert streamed_paths() == ["good.mp4", "stop.mp4", "stop.mp4"] and len(lines("out.jsonl")) == 1
 
 
-@pytest.mark.sample(quick=1)
 def test_retry_failed_and_overwrite(vidspec, clips):
     args = ("caption", clips, "--format", "jsonl", "-o", "out.jsonl")
     vidspec(*args)
@@ -90,7 +87,6 @@ def test_retry_failed_and_overwrite(vidspec, clips):
     assert "the earlier file is now" in ran.err
 
 
-@pytest.mark.sample(quick=1)
 def test_a_torn_file_is_repaired(vidspec, clips):
     args = ("caption", clips, "--format", "jsonl", "-o", "out.jsonl")
     vidspec(*args)
@@ -100,7 +96,6 @@ def test_a_torn_file_is_repaired(vidspec, clips):
     assert Path("out.jsonl").read_bytes() == whole and "a torn last line was repaired" in ran.err
 
 
-@pytest.mark.sample(quick=1)
 def test_other_settings_are_captioned_beside(vidspec, clips):
     args = ("caption", clips, "--format", "jsonl", "-o", "out.jsonl")
     vidspec(*args)
@@ -109,7 +104,7 @@ def test_other_settings_are_captioned_beside(vidspec, clips):
     assert len(streamed_paths()) == 8 and len(lines("out.jsonl")) == 8
 
 
-@pytest.mark.full
+@pytest.mark.sample(quick=1)
 def test_the_two_kinds_of_json_do_not_mix_in_one_file(vidspec, clips):
     vidspec("caption", clips, "--format", "json", "-o", "out.json")
     ran = vidspec("caption", clips, "--format", "jsonl", "-o", "out.json")
@@ -119,7 +114,6 @@ def test_the_two_kinds_of_json_do_not_mix_in_one_file(vidspec, clips):
         jsonschema.validate(record, record_schema())
 
 
-@pytest.mark.sample(quick=1)
 def test_the_bar_where_the_terminal_is_free(vidspec, clips, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     err = Terminal()
@@ -145,14 +139,12 @@ def test_captions_and_the_bar_share_a_terminal(vidspec, clips, monkeypatch):
         assert before.endswith("\x1b[2K") and after.startswith("\n"), "the bar's lines are erased"
 
 
-@pytest.mark.sample(quick=1)
 def test_a_locked_file_is_refused_before_any_model_is_loaded(vidspec, clips):
     with FileLock(".out.jsonl.lock"):
         ran = vidspec("caption", clips, "--format", "jsonl", "-o", "out.jsonl")
     assert ran.code == 2 and "out.jsonl: another run is writing it" in ran.err and not FakeCaptioner.made
 
 
-@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("form", ["json", "jsonl"])
 def test_lines_on_standard_output(vidspec, monkeypatch, clips, form):
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO("\n".join(PATHS).encode())))
@@ -163,7 +155,6 @@ def test_lines_on_standard_output(vidspec, monkeypatch, clips, form):
             jsonschema.validate(record, record_schema())
 
 
-@pytest.mark.sample(quick=1)
 def test_csv_and_text(vidspec, clips):
     rows = list(csv.DictReader(io.StringIO(vidspec("caption", clips, "--format", "csv").out)))
     assert [row["caption"] for row in rows] == [TEXT, TEXT, "", TEXT]
@@ -188,7 +179,6 @@ def test_sidecars_beside_and_below(vidspec, clips):
     assert left("lines") == ["lines/captions.jsonl"] and len(lines("lines/captions.jsonl")) == 4
 
 
-@pytest.mark.sample(quick=1)
 def test_tables_hold_the_text_before_a_rewrite_and_the_summary(vidspec):
     command = ("caption", "good.mp4", "--segment", "1.5s", "--rewrite", "shorter", "--summary")
     assert vidspec(*command, "-o", "all.csv").code == 0
@@ -241,7 +231,7 @@ def test_a_run_stops_at_its_failures(vidspec, option, done):
     assert f"{5 - done} not done" in ran.err
 
 
-@pytest.mark.sample(quick=1)
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize("option", [("--fail-fast",), ("--max-failures", "2")])
 def test_what_is_finished_when_a_run_stops_at_its_failures_is_kept(vidspec, option):
     names = [f"{number}/{kind}.mp4" for number in range(20) for kind in ("good", "missing")]
@@ -280,7 +270,6 @@ def test_a_manifest_with_prompts_and_times(vidspec):
     assert [one["prompt"] for one in ran.records] == ["What now?", "Describe this video in detail."]
 
 
-@pytest.mark.sample(quick=1)
 def test_prompts(vidspec):
     Path("p.txt").write_text("Say what\nyou see.\n")
     Path("notepad.txt").write_text("Say what\nyou see.\n", "utf-8-sig")
@@ -295,7 +284,7 @@ def test_prompts(vidspec):
     assert FakeCaptioner.made[-1].client.profile.generate.system == "Be short."
 
 
-@pytest.mark.sample(quick=1)
+@pytest.mark.sample(quick=3)
 @pytest.mark.parametrize("name", ["good.mp4", "stop.mp4", "missing.mp4"])
 def test_no_lock_stays_behind_a_run(vidspec, name):
     clip = Path("clips") / name
@@ -323,7 +312,6 @@ def test_quiet_says_only_what_failed(vidspec, clips):
     assert told == ["error: clips/b/missing.mp4: there is no such file (check the path)"]
 
 
-@pytest.mark.sample(quick=1)
 def test_shards_merge_to_what_one_run_writes(vidspec, clips):
     vidspec("caption", clips, "--format", "jsonl", "-o", "whole.jsonl")
     for number in (1, 2):
@@ -337,7 +325,6 @@ def test_shards_merge_to_what_one_run_writes(vidspec, clips):
     assert len(vidspec("merge", "part1.jsonl", "part2.jsonl", "--format", "text").out.splitlines()) == 3
 
 
-@pytest.mark.sample(quick=1)
 def test_a_job_array_needs_no_options(vidspec, clips, monkeypatch):
     monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "2")
     monkeypatch.setenv("SLURM_ARRAY_TASK_MIN", "1")
@@ -391,7 +378,6 @@ def test_usage_errors(vidspec, args, message):
     assert ran.err.splitlines()[-1].startswith(f"error: {message}")
 
 
-@pytest.mark.sample(quick=1)
 def test_what_a_manifest_says_is_kept_in_every_format(vidspec):
     Path("jobs.csv").write_text("path,id,start,Camera\ngood.mp4,one,1:30,north\n")
     (full,) = vidspec("caption", "jobs.csv", "--format", "json").records
@@ -408,7 +394,6 @@ def test_start_and_end_are_read_as_in_manifests(vidspec):
     assert FakeCaptioner.made[0].calls == [("stream", "good.mp4", 90.0, 95.5)]
 
 
-@pytest.mark.sample(quick=1)
 def test_several_formats_in_one_run(vidspec, clips):
     ran = vidspec("caption", clips, "--format", "jsonl,srt,vtt,csv", "--output-dir", "out")
     assert ran.code == 1 and len(streamed_paths()) == 4
@@ -446,7 +431,6 @@ def test_one_file_for_each_format(vidspec):
     assert left(".") == ["out.json", "out.srt"] and lines("out.json")[0]["caption"] == TEXT
 
 
-@pytest.mark.sample(quick=1)
 def test_a_place_that_cannot_be_opened_lets_go_of_the_others(vidspec, clips):
     Path("out").mkdir()
     with FileLock("out/.captions.csv.lock"), FileLock("out/..captions.csv.vidspec.jsonl.lock"):
@@ -463,7 +447,7 @@ def test_completion_of_formats():
     assert options.complete_format("") == list(format_names())
 
 
-@pytest.mark.sample(quick=2)
+@pytest.mark.sample(quick=6)
 @pytest.mark.parametrize(
     ("name", "more", "first"),
     [

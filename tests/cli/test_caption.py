@@ -59,7 +59,7 @@ def test_json_has_one_object_per_clip_failed_ones_included(vidspec):
     assert ran.records[1]["error"]["kind"] == "missing"
 
 
-@pytest.mark.sample(quick=2)
+@pytest.mark.sample(quick=8)
 @pytest.mark.parametrize("named", ["flag", "set", "variable", "config", "profile", "nobody"])
 @pytest.mark.parametrize("form", ["text", "txt", "srt", "webdataset-txt"])
 def test_text_of_built_in_models_that_nobody_named_is_marked(vidspec, monkeypatch, tmp_path, named, form):
@@ -131,7 +131,6 @@ def test_a_failed_clip_is_one_line_without_traceback(vidspec):
     assert told == ["error: missing.mp4: there is no such file (check the path)"]
 
 
-@pytest.mark.full
 def test_quiet_prints_failures_only(vidspec, monkeypatch):
     monkeypatch.setitem(PARTS, "drafter", SimpleNamespace(note="the draft is slow here"))
     args = ("good.mp4", "b/good.mp4", "--prompt", "Who wins?", "--overwrite")
@@ -150,7 +149,6 @@ def test_a_device_that_is_not_there_is_refused_before_anything_slow(vidspec, mon
     assert ran.err.startswith("error: device cuda") and "this machine has 0 CUDA devices" in ran.err
 
 
-@pytest.mark.sample(quick=3)
 @pytest.mark.parametrize(
     ("options", "both"),
     [
@@ -237,7 +235,6 @@ def test_interrupted_while_loading(vidspec, monkeypatch):
     assert ran.code == 130 and "interrupted: 0 of 1" in ran.err
 
 
-@pytest.mark.sample(quick=8)
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -371,7 +368,6 @@ def test_prompts_of_a_manifest(vidspec):
     assert "'How?' (and 1 more)" in told
 
 
-@pytest.mark.full
 def test_what_is_loaded_is_told_before_it_is(vidspec, monkeypatch):
     """And what has to be fetched for it; a second time nothing, for nothing is to be done."""
     monkeypatch.setattr("vidspec.models.hub.is_cached", lambda name: name == "org/draft")
@@ -562,7 +558,6 @@ def test_a_terminal_is_told_what_is_waited_for(vidspec, monkeypatch, quiet):
     assert at == [-1] * 3 if quiet else -1 < at[0] < at[1], err.getvalue()
 
 
-@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("quiet", [False, True])
 def test_without_a_terminal_lines_say_what_is_waited_for(vidspec, monkeypatch, quiet):
     made, read = FakeCaptioner.from_profile, FakeReader.read

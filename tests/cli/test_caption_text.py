@@ -81,7 +81,6 @@ def test_braces_of_a_templates_own(vidspec):
     assert ran.records[0]["caption"] == "{x} " + TEXT
 
 
-@pytest.mark.full
 def test_another_template_is_another_captioning(vidspec):
     """A file that is continued holds no caption without the template."""
     for template, clips in (("a {caption}", 1), ("b {caption}", 1), ("a {caption}", 0)):
@@ -92,7 +91,6 @@ def test_another_template_is_another_captioning(vidspec):
     assert sorted(found) == [f"a {TEXT}", f"b {TEXT}"]
 
 
-@pytest.mark.full
 def test_a_segment_quotes_the_text_and_not_the_template(vidspec):
     """In the run and in one that goes on after the first segment."""
     command = ("caption", "good.mp4", "--segment", "2s", "--context", *TEMPLATE, "-o", "out.jsonl")

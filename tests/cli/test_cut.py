@@ -159,7 +159,6 @@ def test_nothing_shows_of_a_segment_before_its_video_is_written(film, vidspec, m
     assert seen == [sorted([*pairs(*range(1, n)), f".good-{n:03d}.mp4.part"]) for n in (1, 2, 3)]
 
 
-@pytest.mark.full
 def test_folders_are_mirrored_and_shards_and_other_formats_go_along(film, vidspec):
     for folder in ("films/a", "films/b"):
         os.makedirs(folder)

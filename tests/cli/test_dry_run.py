@@ -40,7 +40,6 @@ def test_it_writes_nothing_and_loads_nothing(vidspec, clips, length):
     assert files_here() == before and not FakeCaptioner.made and not Path("new").exists()
 
 
-@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("form", ["json", "srt,csv"])
 def test_the_estimate_rests_on_earlier_records(vidspec, clips, form):
     args = ("--format", form, "--output-dir", "out")
@@ -58,7 +57,6 @@ def test_the_estimate_rests_on_earlier_records(vidspec, clips, form):
     assert states(other).count("caption") == 3 and "estimated time: unknown" in other.err
 
 
-@pytest.mark.full
 def test_a_torn_or_locked_journal_is_looked_at_as_it_is(vidspec, clips):
     vidspec("caption", "clips/a.mp4", "clips/b.mp4", "--format", "json", "-o", "out.json")
     whole = Path("out.json").read_bytes()

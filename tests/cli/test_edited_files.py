@@ -34,7 +34,6 @@ def captioned():
     return paths
 
 
-@pytest.mark.sample(quick=5)
 @pytest.mark.parametrize("form", PER_CLIP)
 @pytest.mark.parametrize("again", [V2, ("--prompt", "Why?"), ("--segment", "2s"), ("--max-new-tokens", "7")])
 def test_an_edited_file_is_kept_by_a_run_with_other_options(vidspec, form, again):
@@ -143,7 +142,6 @@ def test_a_file_shows_the_captions_that_were_asked_for_last(vidspec):
     assert "1 edited file was kept" in ran.err and file("a").read_text() == MINE and "v2" in file("b").read_text()
 
 
-@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(
     "names", [("k/a/good.mp4",), ("k/a",), (os.path.join("k", "..", "k", "a"),), ("{cwd}/k/a/good.mp4",)]
 )
@@ -164,7 +162,6 @@ def test_a_folder_is_known_by_the_journal_of_its_clip(vidspec):
     assert " kept: " not in ran.err and "v2" in file("a").read_text()
 
 
-@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("form", ONE_FILE)
 def test_one_file_that_was_edited_is_refused_before_anything_is_loaded(vidspec, form):
     if form == "parquet":
@@ -187,7 +184,6 @@ def test_one_file_that_was_edited_is_refused_before_anything_is_loaded(vidspec, 
     assert vidspec(*args, "--overwrite").code == 0 and Path("out~").read_bytes() == edited
 
 
-@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("form", ["csv", "text", "jsonl", "json", "parquet"])
 def test_one_file_of_others_is_refused(vidspec, form):
     if form == "parquet":
@@ -219,7 +215,6 @@ def test_a_caption_that_was_edited_in_a_file_of_records(vidspec, form):
     assert Path("out~").read_text().startswith(edited) and Path("out~1~").exists()
 
 
-@pytest.mark.full
 def test_failures_that_are_tried_again_need_no_backup(vidspec):
     Path("k/a/missing.mp4").write_bytes(b"x")
     vidspec("caption", "k", "-o", "out.jsonl")
@@ -283,7 +278,6 @@ def test_a_file_whose_mark_was_lost_with_the_power_is_kept(vidspec):
     assert file("a").read_text() == before
 
 
-@pytest.mark.full
 def test_merge_replaces_no_table_that_was_edited(vidspec):
     vidspec("caption", "k", "-o", "out.csv")
     vidspec("caption", "k", "-o", "out.jsonl")
@@ -294,7 +288,6 @@ def test_merge_replaces_no_table_that_was_edited(vidspec):
     assert Path("out.csv").read_text() == edited
 
 
-@pytest.mark.full
 def test_merge_keeps_a_file_with_a_caption_that_the_new_one_lacks(vidspec):
     vidspec("caption", "k/a", "-o", "a.jsonl")
     vidspec("caption", "k/b", "-o", "b.jsonl")
@@ -314,7 +307,6 @@ def test_a_report_shows_what_was_edited_in_a_clips_own_file(vidspec):
     assert "A blue one" in Path("page.html").read_text()
 
 
-@pytest.mark.full
 def test_a_run_without_work_leaves_files_and_journals_as_they_are(vidspec):
     for args in (("--format", "txt"), ("-o", "out.csv")):
         vidspec("caption", "k", *args)

@@ -139,7 +139,6 @@ def test_the_same_bytes_with_another_text_are_captioned_again(vidspec):
     assert Path("k/a/new.txt").read_text().startswith("a new tag: A red")
 
 
-@pytest.mark.full
 def test_columns_of_a_manifest(vidspec):
     rows = [{"path": "k/b/good.mp4", "tags": ["x", "y"], "n": 3}, {"path": "k/c/good.mp4", "title": "T"}]
     Path("m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -195,7 +194,6 @@ def test_columns_of_a_parquet_file(vidspec):
     assert [one[:4] for one in parquet.read_table("out/s.parquet")["caption"].to_pylist()] == ["x, y", ": A "]
 
 
-@pytest.mark.full
 def test_texts_beside_clips_of_a_tar(vidspec):
     """KEY.txt is ``{existing}`` and the keys of KEY.json are columns, in a part for each shard and in other formats."""
     members = {"1/good.mp4": b"x", "1/good.txt": b"a title\n", "1/good.json": b'{"tags": ["red"]}', "2/good.mp4": b"x"}

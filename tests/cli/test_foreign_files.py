@@ -30,7 +30,7 @@ def real_traces(isolated, monkeypatch):
     monkeypatch.setitem(sys.modules, "vidspec.events.trace", trace)
 
 
-@pytest.mark.sample(quick=1)
+@pytest.mark.sample(quick=3)
 @pytest.mark.parametrize(
     ("command", "option", "name", "kind"),
     [
@@ -77,7 +77,6 @@ def test_what_the_same_option_wrote_is_written_again(vidspec):
     assert [json.loads(line)["event"] for line in Path("run.log").read_text().splitlines()].count("start") == 2
 
 
-@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("form", ["json", "jsonl", "csv"])
 def test_merged_records_are_written_again(vidspec, form):
     assert vidspec("caption", "good.mp4", "--format", "json", "-o", "run.json").code == 0

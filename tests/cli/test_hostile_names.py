@@ -22,7 +22,6 @@ def test_names_are_shown_and_not_obeyed(vidspec):
     assert "TypeError: broken" in ran.err
 
 
-@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("form", ["json", "jsonl"])
 def test_json_keeps_names_and_prompts_exactly(vidspec, form):
     Path("list.jsonl").write_text(json.dumps({"path": NAME + "/good.mp4", "prompt": ESCAPES + "?"}) + "\n")

@@ -85,7 +85,7 @@ TAKEN = [
 ]
 
 
-@pytest.mark.sample(quick=2)
+@pytest.mark.sample(quick=6)
 @pytest.mark.parametrize(("args", "action"), TAKEN)
 @pytest.mark.parametrize("at", [2, 4])
 def test_an_output_that_is_taken_away_stops_the_run(vidspec, meanwhile, args, action, at):
@@ -100,7 +100,6 @@ def test_an_output_that_is_taken_away_stops_the_run(vidspec, meanwhile, args, ac
         assert not [path for path in Path("out").glob("[!.]*") if "moved" not in path.name], "begun anew"
 
 
-@pytest.mark.full
 def test_what_was_moved_is_whole_and_is_gone_on_with_where_it_is_put_back(vidspec, meanwhile):
     undo = meanwhile(2, lambda: os.rename("out/out.jsonl", "moved.jsonl"))
     vidspec("caption", *CLIPS, *JSONL)
@@ -201,7 +200,6 @@ def test_a_full_disk_ends_the_run_with_a_code_of_its_own(vidspec):
     assert "error: stopped: /dev/full: cannot be written: No space left on device" in ran.err
 
 
-@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("name", ["out.csv", "out.jsonl"])
 def test_a_disk_that_is_full_at_the_end_of_a_run(vidspec, monkeypatch, name):
     """The file is written or put in order then; no part of it stays, and the run can go on."""
@@ -251,7 +249,7 @@ def test_lines_of_the_log_are_whole_when_there_is_room_again(tmp_path):
     assert len(said) == 1 and "the disk is full" in said[0]
 
 
-@pytest.mark.sample(quick=1)
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize(("first", "second"), [("csv", "jsonl"), ("jsonl", "csv"), ("csv", "text"), ("json", "csv")])
 def test_a_run_in_another_format_leaves_a_live_output_alone(vidspec, first, second):
     path = Path("out/out")

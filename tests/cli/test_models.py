@@ -169,7 +169,6 @@ def test_no_frames(vidspec):
     assert vidspec("models", "--frames", "0").code == 2
 
 
-@pytest.mark.full
 def test_needs_no_torch():
     ran = subprocess.run(
         [

@@ -39,7 +39,6 @@ def test_there_is_one_journal_and_the_lines_are_those_of_a_run_in_one_format(vid
     assert vidspec("caption", "k", *BOTH).code == 0 and not captioned() and files_here() == before
 
 
-@pytest.mark.full
 def test_a_format_is_added_without_captioning(vidspec):
     vidspec("caption", "k", "-o", "out.jsonl")
     lines = Path("out.jsonl").read_bytes()
@@ -61,7 +60,6 @@ def test_a_folder_has_one_journal_whatever_its_formats(vidspec):
     assert {path.suffix for path in Path("out").rglob("[!.]*") if path.is_file()} == {".csv", ".txt", ".jsonl", ".srt"}
 
 
-@pytest.mark.full
 def test_records_that_version_0_3_0_kept_for_each_format_are_read(vidspec):
     """Those of a clip that only one of them has too."""
     vidspec("caption", "k/a", "--format", "csv", "-o", "out.csv")
@@ -74,7 +72,6 @@ def test_records_that_version_0_3_0_kept_for_each_format_are_read(vidspec):
     assert vidspec("caption", "k", "--format", "text", "-o", "out.txt").code == 0 and not captioned()
 
 
-@pytest.mark.full
 def test_a_table_that_was_edited_is_refused_before_records_are_moved(vidspec):
     for form in ("csv", "text"):
         vidspec("caption", "k", "--format", form, "-o", f"out.{form[:3]}")

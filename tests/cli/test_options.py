@@ -113,7 +113,7 @@ def test_a_key_is_set_once(vidspec, command):
     assert ran.err == "error: --set video.frames=8: video.frames is set twice on this command line\n"
 
 
-@pytest.mark.sample(quick=1)
+@pytest.mark.sample(quick=3)
 @pytest.mark.parametrize(
     ("name", "form", "noted"),
     [("x.vtt", "srt", True), ("x.srt", "srt", False), ("x.log", "jsonl", False), ("x.srt", "srt,vtt", False)],
@@ -125,7 +125,6 @@ def test_a_file_that_is_called_like_another_format_is_noted(vidspec, name, form,
     assert "is written as" not in ran.err
 
 
-@pytest.mark.full
 def test_one_thing_is_counted_in_the_singular(vidspec):
     command = ("caption", "good.mp4", "--format", "jsonl", "-o", "out.jsonl")
     vidspec(*command)

@@ -22,7 +22,6 @@ def events(ran):
     return [json.loads(line) for line in ran.err.splitlines()]
 
 
-@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("quiet", [(), ("--quiet",)])
 def test_progress_and_the_end_are_json_objects(vidspec, quiet):
     command = ("caption", "a", "b", "c", "-o", "out.jsonl", "--progress", "json", "--notify-every", "1", *quiet)

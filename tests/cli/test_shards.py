@@ -40,7 +40,6 @@ def test_a_part_for_each_shard(vidspec):
     assert "12 clips: 11 captioned, 1 failed (decode_video/missing 1)" in ran.err
 
 
-@pytest.mark.full
 def test_a_part_has_what_the_json_lines_have(vidspec):
     write_shards(Path("shards"), 1, 3, failing={1})
     vidspec("caption", "shards/00000.tar", "--output-dir", "out")
@@ -126,7 +125,7 @@ def test_a_shard_that_cannot_be_read_costs_itself_alone(vidspec):
     assert len(os.listdir("out")) == 3
 
 
-@pytest.mark.sample(quick=1)
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize("options", [(), ("--format", "txt"), ("--format", "jsonl,vtt")])
 def test_hostile_shards_never_end_the_run(vidspec, options):
     """Each costs itself, or its member; the clips before it, and those of other shards, are captioned."""
@@ -149,7 +148,6 @@ def test_hostile_shards_never_end_the_run(vidspec, options):
             assert rows(f"out/{number:05d}.parquet")[0]["caption"] == TEXT
 
 
-@pytest.mark.full
 def test_rows_that_name_what_they_may_not(vidspec):
     import pyarrow
     from pyarrow import parquet
@@ -262,7 +260,7 @@ def slurm(monkeypatch, task, first, count):
         monkeypatch.setenv(f"SLURM_ARRAY_TASK_{key}", str(value))
 
 
-@pytest.mark.sample(quick=1)
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize(
     "place", [("--format", "jsonl", "-o", "out.jsonl"), ("--format", "txt"), ("--output-dir", "o")]
 )
@@ -302,7 +300,6 @@ def test_a_task_that_runs_again_does_its_part_of_an_output_below_a_url(vidspec, 
     assert ran.code == 2 and "the job array 0-1 began this output, and task 5 is not one" in ran.err
 
 
-@pytest.mark.full
 def test_an_array_of_another_count_is_refused(vidspec, monkeypatch):
     Path("good.mp4").write_bytes(b"x")
     Path("out.1-of-4.jsonl").write_bytes(b"")
@@ -483,7 +480,6 @@ def test_a_dry_run_lists_shards_without_opening_them(vidspec):
     assert vidspec("caption", SHARDS, "--output-dir", "new", "--dry-run").code == 0 and not os.path.exists("new")
 
 
-@pytest.mark.full
 def test_a_dry_run_of_clips_in_shards_into_one_file(vidspec):
     write_shards(Path("shards"), 1, 2)
     ran = vidspec("caption", "shards/00000.tar", "-o", "out.jsonl", "--dry-run")
@@ -503,7 +499,6 @@ def test_a_report_of_shards_has_no_frames(vidspec, place):
     assert page.count("A red circle") >= 3 and "00003/missing.mp4" in page
 
 
-@pytest.mark.full
 def test_merge_replaces_no_file_that_a_run_writes(vidspec):
     from vidspec.files import FileLock
 

@@ -13,7 +13,7 @@ def clips():
     Path("k/missing.mp4").write_bytes(b"x")
 
 
-@pytest.mark.sample(quick=1)
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize(
     ("tolerate", "code"), [("0", 1), ("1", 0), ("2", 0), ("4.99%", 1), ("5%", 0), ("100%", 0), ("0%", 1)]
 )
@@ -26,7 +26,6 @@ def test_a_number_or_a_share_of_the_clips_may_fail(vidspec, tolerate, code):
         )
 
 
-@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("clip", ["lost", "stop"])
 def test_a_lost_device_and_an_interrupted_run_are_not_tolerated(vidspec, clip):
     Path(f"k/{clip}.mp4").write_bytes(b"x")

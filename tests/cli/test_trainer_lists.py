@@ -18,7 +18,6 @@ def rows(path):
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
-@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(
     ("form", "path_key", "caption_key"),
     [("ltx", "video", "caption"), ("huggingface", "file_name", "caption"), ("diffsynth", "video", "prompt")],
@@ -48,7 +47,6 @@ def test_a_list_of_pictures_alone_is_for_image_models(vidspec):
     assert rows("list.jsonl") == [{"image": "good.png", "prompt": CAPTION}]
 
 
-@pytest.mark.full
 def test_clips_that_a_list_cannot_name_are_refused_before_captioning(vidspec):
     Path("clips").mkdir()
     ran = vidspec("caption", "good.mp4", "--format", "huggingface", "-o", "clips/metadata.jsonl")

@@ -96,6 +96,7 @@ def test_several_prompts_about_a_clip(own, small_captioner, tmp_path):
     run(work())
 
 
+@pytest.mark.full
 def test_errors_are_those_of_the_call(own, tmp_path):
     async def work():
         async with AsyncCaptioner(own) as captioner:
@@ -110,7 +111,7 @@ def test_errors_are_those_of_the_call(own, tmp_path):
     run(work())
 
 
-@pytest.mark.sample(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["cancelled", "broken off"])
 def test_a_call_that_ends_early_frees_its_place(own, how, small_captioner, slow_passes):
     slab, begun = own.client.setup.target.model.decoder.slab, asyncio.Event()
@@ -171,6 +172,7 @@ def test_a_captioner_that_others_close_ends_all_calls(own):
     run(work())
 
 
+@pytest.mark.full
 def test_a_client_of_the_documented_handler_that_leaves_frees_its_place(
     own, small_captioner, slow_passes, tmp_path, monkeypatch
 ):

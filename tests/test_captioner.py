@@ -129,6 +129,7 @@ def test_the_first_token_is_there_before_the_draft_looks(captioner, record, monk
     assert len(looked) == 1 and one.token_ids == record.token_ids[:1] and one.timings["decode"] == 0
 
 
+@pytest.mark.full
 def test_models_that_preprocess_alike_share_pixels(captioner, record, monkeypatch):
     models, done = (captioner.client.setup.target.model, captioner.client.setup.draft.model), []
     for model in models:
@@ -228,6 +229,7 @@ def test_a_prompt_without_a_video_is_answered_by_the_target_alone(captioner, rec
         assert found[key].counters["drafted"] == found[key].counters["visual_tokens"] == 0
 
 
+@pytest.mark.full
 def test_a_prompt_of_several_passes_says_how_far_it_is(captioner, record, monkeypatch):
     monkeypatch.setattr(Engine, "chunk", 16)
     monkeypatch.setattr(engine_thread, "EVERY", 0.0)
@@ -261,6 +263,7 @@ def test_every_call_decodes_without_a_draft_on_request(captioner, record):
         captioner.dialogue(CLIP).ask("What moves?", plain=True)
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("positions", ["original", "compact"])
 def test_the_draft_reads_what_was_kept(captioner, monkeypatch, events, positions):
     again, read = other(captioner, {"prune.positions": positions}), []
@@ -310,6 +313,7 @@ def test_a_text_of_one_token(captioner, record):
     jsonschema.Draft202012Validator(record_schema()).validate(json.loads(one.to_json()))
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("changes", [{}, {"generate.max_new_tokens": 30 + 64}], ids=["no room", "room"])
 def test_estimate_times_plain_steps_and_changes_nothing_else(captioner, monkeypatch, changes):
     one = other(captioner, changes)
@@ -337,6 +341,7 @@ def test_no_estimate_where_plain_steps_change_their_time(captioner, monkeypatch)
     assert one.caption(CLIP).speed["estimate"] is None
 
 
+@pytest.mark.full
 def test_no_estimate_for_clips_that_share_the_models_or_a_cache(captioner):
     one = other(captioner, {})
     one.client.estimates_speedup = True
@@ -388,7 +393,7 @@ def test_a_failure_leaves_the_captioner_usable(captioner, tmp_path, record):
     assert captioner.caption(CLIP).token_ids == record.token_ids
 
 
-@pytest.mark.sample(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize(("more", "fits"), [(0, True), (1, False)])
 def test_a_prompt_that_is_too_long(settings_, events, more, fits):
     """The context holds the prompt and all new tokens, or the clip is refused before any prefill."""
@@ -428,6 +433,7 @@ def test_memory_that_does_not_suffice(captioner, monkeypatch):
     assert caught.value.kind == "memory"
 
 
+@pytest.mark.full
 def test_models_that_see_frames_differently(settings_):
     finer = checkpoint("readable", image_size=48)
     settings = {**settings_, "models.draft": str(finer), "prune.method": "uniform"}
@@ -444,6 +450,7 @@ def test_missing_built_in_models(tmp_path, monkeypatch):
         Captioner.from_profile("ar")
 
 
+@pytest.mark.full
 def test_plain_decoding_loads_no_draft(settings_):
     settings = {**settings_, "models.draft": "/nowhere"}
     with Captioner.from_profile("ar", overrides=settings) as captioner:
@@ -467,6 +474,7 @@ def test_closes_when_its_block_fails(captioner):
     assert not hasattr(again, "target")
 
 
+@pytest.mark.full
 def test_what_is_prepared_is_used_once_and_changes_nothing(captioner, monkeypatch):
     clip = captioner.client.inputs.read(CLIP)
     expected = captioner.caption("clip", clip=clip).token_ids

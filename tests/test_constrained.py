@@ -131,7 +131,7 @@ IN_TURN_WITH_TWO = [
 DIAGONAL = [("vanilla-sd", COMBINED[0]), ("sd-tree", COMBINED[4]), ("parallelvlm", COMBINED[5])]
 
 
-@pytest.mark.sample(full=18)
+@pytest.mark.sample(quick=1, full=18)
 @pytest.mark.parametrize(("profile", "names"), full_but(DIAGONAL, in_turn(IN_TURN_WITH_TWO, 4)))
 def test_the_grammar_wins_over_every_processor(pair, profile, names):
     """A ban of every token that occurred, of the prompt's too, leaves a valid text, the same however it is drafted."""
@@ -149,6 +149,7 @@ def test_another_text_without(pair):
     assert captioner.client.setup.history(prefix) is None, "neither penalties nor a grammar"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", full_but([0], range(3)))
 @pytest.mark.parametrize("profile", full_but(["vanilla-sd"], ["vanilla-sd", "sd-tree", "specvlm"]))
 def test_drawn_texts_follow_it_too(pair, profile, seed):
@@ -168,6 +169,7 @@ def test_an_answer_that_is_cut_is_an_error_of_its_clip(pair):
     assert caught.value.kind == "json" and "--max-new-tokens" in caught.value.hint
 
 
+@pytest.mark.full
 def test_fields(pair):
     caption = pair.captioner("vanilla-sd", {"generate.fields": "a, b", "generate.max_new_tokens": 400})
     try:

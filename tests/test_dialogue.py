@@ -71,7 +71,7 @@ def told_anew(captioner, answers, clip=CLIP):
 
 
 @pytest.mark.sample(full=2)
-@pytest.mark.parametrize("family", full_but(["qwen3_5"], sorted(FAMILIES)))
+@pytest.mark.parametrize("family", full_but(["llava_onevision"], sorted(FAMILIES)))
 def test_every_answer_is_that_of_a_fresh_prefill(pair_of, family):
     fast, plain = captioner(pair_of(family)), captioner(pair_of(family), "ar")
     answers = talked(fast)
@@ -85,6 +85,7 @@ def test_every_answer_is_that_of_a_fresh_prefill(pair_of, family):
             assert one.question["reused"] > visual and one.question["reused_by_draft"] > visual
 
 
+@pytest.mark.full
 @pytest.mark.sample(quick=1, full=3)
 @pytest.mark.parametrize("family", full_but(["qwen2_5_vl"], ["llava_onevision", "qwen2_5_vl"]))
 @pytest.mark.parametrize(
@@ -224,6 +225,7 @@ def test_what_prompts_held_is_given_back(pair_of):
     assert fast.client.setup.target.model.decoder.slab.used == before
 
 
+@pytest.mark.full
 def test_what_is_pruned_stays(pair_of):
     dialogue = captioner(pair_of("llava_onevision"), "sd-attention", **{"prune.alpha": 0.5}).dialogue(CLIP)
     kept = [[one.kept for one in dialogue.stream(text) if isinstance(one, Prefilled)] for text in QUESTIONS]
@@ -254,6 +256,7 @@ def test_the_built_in_pairs(pair):
             jsonschema.Draft202012Validator(record_schema()).validate(json.loads(one.to_json()))
 
 
+@pytest.mark.full
 def test_a_turn_that_is_given_up_was_not_asked(pair_of):
     fast = captioner(pair_of("llava_onevision"))
     dialogue = fast.dialogue(CLIP)
@@ -314,6 +317,7 @@ def test_a_template_that_rewrites_what_was_said(pair_of):
         target._rendered = draft._rendered = [], ""
 
 
+@pytest.mark.full
 def test_a_dialogue_that_has_become_too_long():
     place = resolve_placement("cpu", "float32")
     target = loading.load_model(str(checkpoint("readable", context=100)), place)
@@ -324,6 +328,7 @@ def test_a_dialogue_that_has_become_too_long():
     assert len(dialogue.exchanges) >= 1
 
 
+@pytest.mark.full
 def test_caches_of_turns_that_are_over_are_given_back(pair_of):
     fast = captioner(pair_of("llava_onevision"))
     slab = fast.client.setup.target.model.decoder.slab

@@ -127,6 +127,7 @@ def alone(pair, name, paths):
     return found
 
 
+@pytest.mark.full
 @pytest.mark.sample(quick=1, full=12)
 @pytest.mark.parametrize("name", full_but(["hippo", "sd-adaptive-tree", "specvlm"], in_turn(LOSSLESS, 4)))
 def test_every_method_drafts_in_company_and_from_chunks(pair, clips, name, monkeypatch):
@@ -178,6 +179,7 @@ def test_what_is_kept_does_not_depend_on_chunks_or_company(pair, clips, monkeypa
     assert kept(1) == kept(4) == expected
 
 
+@pytest.mark.full
 def test_a_pruner_that_fails_fails_its_clip_alone(pair, clips):
     captioner = captioner_of(pair, "parallelvlm")
     plain = pair.captioner("ar", {"generate.max_new_tokens": LONG})

@@ -88,6 +88,7 @@ def no_locks(*_):
     raise OSError(errno.ENOLCK, "No locks available")
 
 
+@pytest.mark.full
 def test_a_file_is_the_lock_where_the_file_system_has_none(tmp_path, monkeypatch):
     """As on NFS mounted with ``nolock``. One that a killed process left is taken over."""
     monkeypatch.setattr(fcntl, "flock", no_locks)

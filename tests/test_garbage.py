@@ -67,6 +67,7 @@ def captioner():
         yield made
 
 
+@pytest.mark.full
 def test_what_was_loaded_is_frozen(captioner):
     tracked = {id(one) for one in gc.get_objects()}
     assert not {id(layer) for layer in captioner.client.setup.target.model.model.modules()} & tracked
@@ -101,7 +102,7 @@ def test_a_user_who_turned_collection_off_is_left_alone():
         gc.enable()
 
 
-@pytest.mark.sample(quick=1, full=12)
+@pytest.mark.sample(quick=1, full=8)
 @pytest.mark.parametrize(("name", "ends"), full_but(USUAL, in_turn(IN_TURN, 6)))
 def test_models_end_with_their_captioner_without_a_collection(name, ends, forked_drafts):
     captioner = Captioner.from_profile(name, overrides=OVERRIDES)
@@ -125,7 +126,7 @@ def test_models_end_with_their_captioner_without_a_collection(name, ends, forked
         gc.enable()
 
 
-@pytest.mark.sample(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("ends", ["close", "del"])
 def test_models_in_cycles_are_collected_after_their_captioner(ends):
     """As modules of the hub's models are, whose ``forward`` a device map replaces."""
@@ -141,7 +142,7 @@ def test_models_in_cycles_are_collected_after_their_captioner(ends):
     assert model() is None
 
 
-@pytest.mark.sample(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("batch", [1, 4])
 def test_no_full_collection_while_texts_are_decoded(captioner, eager, batch, monkeypatch):
     monkeypatch.setattr(garbage, "DUE", 10_000)
@@ -168,7 +169,7 @@ def test_two_runs_at_a_time_restore_the_thresholds_once(eager):
     assert gc.get_threshold() == (20, 1, 1)
 
 
-@pytest.mark.sample(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("batch", [1, 4])
 def test_a_long_run_frees_cyclic_garbage(captioner, eager, batch, monkeypatch):
     """Between clips, and where clips are always in flight, as one is admitted."""

@@ -167,6 +167,7 @@ def test_every_profile_on_every_family(random_pairs, family, number, profile):
         check(pair, captioner, clip)
 
 
+@pytest.mark.full
 @pytest.mark.sample(quick=1, full=26)
 @pytest.mark.parametrize(
     ("name", "number", "profile"),
@@ -209,6 +210,7 @@ def check_nothing_loose(pair, profile, overrides, clips):
         assert check(pair, captioner, clip).loose == {"share": 0.0, "tokens": []}
 
 
+@pytest.mark.full
 @pytest.mark.sample(full=2)
 @pytest.mark.parametrize("family", full_but(["llava_onevision"], in_turn(DENSE, 3)))
 @pytest.mark.parametrize("profile", full_but(["lvspec"], ["lvspec", "lvspec-tree"]))
@@ -217,6 +219,7 @@ def test_lvspec_without_anything_loose(random_pairs, family, profile):
     check_nothing_loose(random_pairs(family), profile, NOTHING_LOOSE, CLIPS.values())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("number", "family"), full_but([(DENSE.index("llava_onevision"), "llava_onevision")], in_turn(enumerate(DENSE), 2))
 )
@@ -270,6 +273,7 @@ def test_any_pruner(random_pair, method):
     check(random_pair, captioner, CLIPS["one-object"])
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("positions", ["original", "compact"])
 def test_renumbered_positions(random_pair, positions):
     captioner = random_pair.captioner("sd-uniform", {"prune.positions": positions})
@@ -297,6 +301,7 @@ def test_drawn_texts_are_those_of_plain_decoding_where_drafts_are_greedy(random_
     assert record.token_ids == plain.caption(CLIPS["one-object"]).token_ids != random_pair.plain(CLIPS["one-object"])
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("profile", ["vanilla-sd", "std", "onsd"])
 def test_drawn_texts_are_others_where_the_draft_draws_too(random_pair, profile):
     drawn = {"generate.temperature": 0.7, "generate.seed": 5}

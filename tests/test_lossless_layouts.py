@@ -48,6 +48,7 @@ def captions(captioner, batch):
     return [(names[number], caption) for number, caption in serve_captions(captioner, requests, batch).items()]
 
 
+@pytest.mark.full
 @pytest.mark.sample(full=7)
 @pytest.mark.parametrize(("name", "layout", "batch", "profile"), full_but(USUAL, EVERY))
 def test_every_layout_gives_plain_decodings_tokens(pairs, monkeypatch, name, layout, batch, profile):

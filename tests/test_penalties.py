@@ -87,7 +87,7 @@ def test_plain_decoding_of_a_table(penalties):
     assert written(penalties)[0] == expected != greedy_text(TARGET, LIMITS)
 
 
-@pytest.mark.sample(quick=15)
+@pytest.mark.sample(quick=5)
 @pytest.mark.parametrize("penalties", EACH, ids=str)
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_greedy_texts_of_a_table(kind, penalties):
@@ -96,6 +96,7 @@ def test_greedy_texts_of_a_table(kind, penalties):
     assert 0 < accepted < drafted
 
 
+@pytest.mark.sample(quick=4)
 @pytest.mark.parametrize("penalties", EACH, ids=str)
 @pytest.mark.parametrize("kind", ["chain", "tree", "adaptive"])
 def test_a_draft_that_equals_the_target_follows_its_penalties(kind, penalties):
@@ -122,6 +123,7 @@ def test_a_draft_beside_the_target_follows_them_wherever_it_is_cut(penalties):
     assert text.tokens == expected
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("penalties", EACH, ids=str)
 def test_weights_of_an_ensemble_rest_on_penalised_distributions(penalties):
     """At every verified position, the one of a bonus too, which its contexts read a round later."""
@@ -326,6 +328,7 @@ def served(captioner, batch):
     return serve_captions(captioner, named_requests(captioner, CLIPS), batch)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("settings", full_but(["all"], SETTINGS))
 def test_generate_repeats_itself_without(pair, settings):
     """Else the texts below would say little."""

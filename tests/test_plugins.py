@@ -194,6 +194,7 @@ def test_each_clip_has_a_drafter_of_its_own(looked_up, monkeypatch):
     assert opened[0].text == opened[1].text and opened[0].seen[: len(opened[0].prompt)] == list(opened[0].prompt)
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("wrong", [-1, 10**6])
 def test_an_id_beyond_the_vocabulary_names_the_plugin(looked_up, monkeypatch, wrong):
     captioner, plain = looked_up

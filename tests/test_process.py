@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from vidspec import channel as transport
 from vidspec import process
@@ -31,7 +30,7 @@ def act(channel, deed):
     exec(deed, {**globals(), "channel": channel})
 
 
-@pytest.fixture(params=[spawn, fork])
+@pytest.fixture(params=[fork, spawn])
 def begin(request):
     """Starts children, and checks that nothing of them is left."""
     before, begun = len(os.listdir("/proc/self/fd")), []
@@ -54,6 +53,8 @@ def begin(request):
 
 @pytest.mark.sample(quick=1)
 def test_messages_arrays_and_tensors_come_over(begin):
+    import torch  # not above: spawned children import this module
+
     child = begin(echo, "first", 2)
     assert [child.receive(), child.receive()] == ["first", 2]
     message = {
@@ -123,7 +124,6 @@ def test_an_end_is_reported_with_its_reason(begin, deed, reason):
     assert not child.alive
 
 
-@pytest.mark.full
 def test_what_cannot_be_imported_is_reported():
     child = spawn(act, "import no_such_module", name="test")
     with pytest.raises(ChildEnded, match="ModuleNotFoundError: No module named 'no_such_module'"):
@@ -178,7 +178,13 @@ def test_a_stopped_process_is_silent_and_a_busy_one_is_not(begin):
 
 @pytest.mark.full
 def test_threads_and_environment_are_the_childs():
-    child = spawn(act, "channel.send((torch.get_num_threads(), os.environ['A']))", name="x", env={"A": "b"}, threads=3)
+    child = spawn(
+        act,
+        "import torch; channel.send((torch.get_num_threads(), os.environ['A']))",
+        name="x",
+        env={"A": "b"},
+        threads=3,
+    )
     assert child.receive() == (3, "b") and "A" not in os.environ
     child.end()
 

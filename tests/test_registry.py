@@ -1,7 +1,8 @@
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from importlib.metadata import EntryPoint
+from functools import cache
+from importlib.metadata import EntryPoint, EntryPoints
 from typing import Annotated
 
 import pytest
@@ -12,6 +13,7 @@ from vidspec.config.plugins import PARTS, names
 from vidspec.drafting.base import drafters
 from vidspec.errors import ProfileError
 from vidspec.registry import Registry
+from vidspec.runs.formats.base import output_formats
 
 
 @pytest.fixture
@@ -65,8 +67,10 @@ def test_methods_of_the_running_process(parts):
 
 def test_plugins_of_other_packages(parts, monkeypatch):
     point = EntryPoint("path", "pathlib:PurePath", "vidspec.test")
-    monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == "vidspec.test" else [])
-    assert "path" in parts.names()
+    searches = []
+    monkeypatch.setattr(registry, "entry_points", lambda: searches.append(1) or EntryPoints([point]))
+    monkeypatch.setattr(registry, "_entry_points", cache(registry._entry_points.__wrapped__))
+    assert "path" in parts.names() and "path" not in output_formats.names() and len(searches) == 1
     with pytest.warns(DeprecationWarning, match=r"pathlib.PurePath should derive from partsfortest\.Part"):
         found = parts.get("path")
     assert issubclass(found, parts.contract) and found.__name__ == "PurePath"

@@ -58,7 +58,7 @@ def pair(request):
     del drafters._entries["scripted"]
 
 
-@pytest.mark.sample(quick=5, full=20)
+@pytest.mark.sample(quick=1, full=20)
 @pytest.mark.parametrize(
     ("gamma", "batch"),
     full_but([(5, 1), (1, 4)], [(1, 1), (2, 1), (5, 1), (9, 1), (1, 4), (9, 4)]),

@@ -116,6 +116,7 @@ def test_nothing_of_the_video_is_alive_behind_the_prefill(pair, paths, made, wit
         assert checked > 1 and ended == CLIPS and not alive(frames)
 
 
+@pytest.mark.full
 def test_what_was_prepared_ahead_is_let_go_of(pair, paths, made, without_collector):
     with Captioner.from_profile("vanilla-sd", overrides=pair) as captioner:
         source, frames = requests(captioner, paths[:1])
@@ -125,6 +126,7 @@ def test_what_was_prepared_ahead_is_let_go_of(pair, paths, made, without_collect
                 assert made and not alive(made) and not alive(frames)
 
 
+@pytest.mark.full
 def test_a_single_clip_lets_go_of_its_frames(pair, made, without_collector, monkeypatch):
     with Captioner.from_profile("vanilla-sd", overrides=pair) as captioner:
         frames, read = [], captioner.client.inputs.read
@@ -140,6 +142,7 @@ def test_a_single_clip_lets_go_of_its_frames(pair, made, without_collector, monk
                 assert frames and not alive(frames) and not alive(made)
 
 
+@pytest.mark.full
 def test_frames_of_others_are_theirs(pair):
     with Captioner.from_profile("vanilla-sd", overrides=pair) as captioner:
         clip = captioner.client.inputs.read(shipped()[0])
@@ -147,6 +150,7 @@ def test_frames_of_others_are_theirs(pair):
         assert clip.frames.size and captioner.caption("", clip=clip).token_ids == first.token_ids
 
 
+@pytest.mark.full
 def test_a_clip_that_is_done_again_is_read_again(pair, paths, monkeypatch):
     """Its frames are gone when it runs out of memory behind its prefill."""
     with Captioner.from_profile("ar", overrides=pair) as captioner:
@@ -184,6 +188,7 @@ def test_a_clip_that_is_done_again_is_read_again(pair, paths, monkeypatch):
         assert full and len(again) == 1 and found == expected
 
 
+@pytest.mark.full
 def test_a_draft_process_keeps_no_frames_and_no_embeddings(pair, made, without_collector):
     """The other side of the parallel schedule, in this process."""
     with Captioner.from_profile("vanilla-sd", overrides=pair) as captioner:
@@ -200,6 +205,7 @@ def test_a_draft_process_keeps_no_frames_and_no_embeddings(pair, made, without_c
         assert made and not alive(made)
 
 
+@pytest.mark.full
 def test_an_outline_has_the_places_of_the_prompt(pair):
     with Captioner.from_profile("vanilla-sd", overrides=pair) as captioner:
         model, clip = captioner.client.setup.target.model, captioner.client.inputs.read(shipped()[0])

@@ -2,6 +2,7 @@
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,10 +47,16 @@ def room(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def imported(path: Path) -> set[tuple[int, str]]:
     """Line and room of every import of the package in a file: inside functions and for types too."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and node.level:
             name = ".".join(path.relative_to(PACKAGE.parent).parts[: -node.level]) + (f".{node.module or ''}")
             modules = [name.rstrip(".")] if node.module else [f"{name}{alias.name}" for alias in node.names]
@@ -67,7 +74,7 @@ def imported(path: Path) -> set[tuple[int, str]]:
 
 def for_types(path: Path) -> set[int]:
     """Lines of what is imported for types only."""
-    blocks = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.If)]
+    blocks = [node for node in parsed(path).body if isinstance(node, ast.If)]
     named = [block for block in blocks if isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"]
     return {node.lineno for block in named for node in block.body}
 
@@ -99,12 +106,15 @@ def test_imports_point_down(name):
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_the_package_needs_nothing_that_is_not_installed(path):
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-        assert not {name.split(".")[0] for name in names} & {"research", "tests"}, f"{path}:{node.lineno}"
+def test_the_package_needs_nothing_that_is_not_installed():
+    wrong = []
+    for path in FILES:
+        for node in ast.walk(parsed(path)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            if {name.split(".")[0] for name in names} & {"research", "tests"}:
+                wrong.append(f"{path}:{node.lineno}")
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("files", [FILES, sorted(RESEARCH.rglob("*.py"))], ids=["vidspec", "research"])
@@ -112,7 +122,7 @@ def test_no_module_imports_itself_through_others(files):
     graph = defaultdict(set)
     names = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in files}
     for name, path in names.items():
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:  # what runs when it is imported
+        for node in parsed(path).body:  # what runs when it is imported
             if isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:
                     whole = f"{node.module}.{alias.name}"

@@ -51,6 +51,7 @@ def test_a_run_that_is_left_keeps_what_is_done(clips):
     assert paths(vidspec.run(clips, output="out.jsonl", batch=1)) == [("good.mp4", TEXT), ("missing.mp4", None)]
 
 
+@pytest.mark.full
 def test_captions_are_rewritten_once_and_again_by_another_prompt(clips):
     def rewritten(**more):
         return [one.caption for one in vidspec.run("clips/good.mp4", output="out.jsonl", batch=1, **more)]
@@ -116,6 +117,7 @@ def test_keywords_win_over_variables_and_these_over_the_config(clips, monkeypatc
     assert made(profile="vanilla-sd", overrides={"generate.max_new_tokens": 9}) == ("vanilla-sd", 6, 9)
 
 
+@pytest.mark.full
 def test_notes_go_to_the_log(clips, caplog):
     with caplog.at_level(logging.INFO, "vidspec"):
         list(vidspec.run(clips, output="out.jsonl"))

@@ -86,6 +86,7 @@ def test_texts_do_not_depend_on_batch_order_or_neighbours(small_captioner, clips
     assert small_captioner.client.setup.target.model.decoder.slab.used == 0
 
 
+@pytest.mark.full
 def test_events_of_a_clip_are_those_it_has_alone(small_captioner, clips):
     said = {}
     for key, event in small_captioner.client.serve(arrivals(clips), batch=4):
@@ -98,6 +99,7 @@ def test_events_of_a_clip_are_those_it_has_alone(small_captioner, clips):
         assert said[path][-1].caption.counters == alone[-1].caption.counters
 
 
+@pytest.mark.full
 def test_how_the_whole_stands(small_captioner, clips, monkeypatch):
     monkeypatch.setattr("vidspec.decoding.engine_thread.EVERY", 0.0)
     _, loads = served(small_captioner, arrivals(clips), 4)
@@ -108,6 +110,7 @@ def test_how_the_whole_stands(small_captioner, clips, monkeypatch):
     assert loads[-1].accepted > 0
 
 
+@pytest.mark.full
 def test_one_clips_end_makes_room_and_one_that_comes_late_is_served(small_captioner, clips):
     """The source has one clip at first and gives the others from another thread."""
     wake, done = WakeEvent(), threading.Event()
@@ -132,6 +135,7 @@ def test_one_clips_end_makes_room_and_one_that_comes_late_is_served(small_captio
     assert set(ended) == set(clips) and not any(isinstance(one, Exception) for one in ended.values())
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("late", [0.0, 1.0])
 def test_how_long_models_waited_for_files_is_told(small_captioner, clips, late):
     """A run whose only clip is read after a second."""
@@ -174,6 +178,7 @@ def test_what_ends_one_clip_leaves_its_neighbours_alone(small_captioner, clips, 
     assert small_captioner.client.setup.target.model.decoder.slab.used == 0
 
 
+@pytest.mark.full
 def test_who_finds_no_memory_in_company_is_done_again_alone(small_captioner, clips, monkeypatch):
     expected, _ = served(small_captioner, arrivals(clips), 1)
     slab = small_captioner.client.setup.target.model.decoder.slab
@@ -233,6 +238,7 @@ def test_leaving_early_gives_everything_back(small_captioner, clips):
     )
 
 
+@pytest.mark.full
 def test_how_many_at_once_follows_from_what_passes_take(small_captioner, clips, monkeypatch):
     """Without a number: here twice as many always seem to give twice the tokens, so the most grows."""
     monkeypatch.setattr("vidspec.decoding.engine_thread.EVERY", 0.0)
@@ -274,6 +280,7 @@ def test_each_clip_draws_from_a_seed_of_its_own(small_captioner, clips):
     assert greedy.caption(first.path, clip=first.clip, prompt="What moves?").seed != alone.seed
 
 
+@pytest.mark.full
 def test_a_record_names_the_seed_that_its_tokens_were_drawn_from(small_captioner, clips):
     captioner = under(small_captioner, "ar", **{"generate.temperature": 1.2})
     for path, clip in clips.items():
@@ -283,6 +290,7 @@ def test_a_record_names_the_seed_that_its_tokens_were_drawn_from(small_captioner
         assert one.rng.initial_seed() == one.seed == one.events[-1].caption.seed == seed
 
 
+@pytest.mark.full
 def test_sampled_texts_are_each_clips_own(small_captioner, clips):
     """The same clip under several keys is answered the same, whoever is beside it."""
     captioner = under(small_captioner, "vanilla-sd", **{"generate.temperature": 1.2})

@@ -67,6 +67,7 @@ def test_streamed_text_is_the_caption(small_captioner, name):
     assert "".join(captioner.stream_text(CLIP, stop=middle)) == whole[: whole.index(middle)].strip()
 
 
+@pytest.mark.full
 @pytest.mark.sample(quick=1, full=3)
 @pytest.mark.parametrize("name", full_but(["vanilla-sd"], ["vanilla-sd", "ar", "specvlm", "fly"]))
 @pytest.mark.parametrize("options", [{"max_new_tokens": 5}, SAMPLED, {"repetition_penalty": 1.3}])
@@ -86,6 +87,7 @@ def test_options_of_a_call_are_those_of_a_profile(small_captioner, name, options
     assert captioner.caption(CLIP, **options, plain=True).token_ids == expected.caption(CLIP, plain=True).token_ids
 
 
+@pytest.mark.full
 def test_a_schema_for_one_call(small_captioner):
     pytest.importorskip("llguidance")
     assert small_captioner.caption(CLIP, schema=SCHEMA, max_new_tokens=40).data["sure"] in (True, False)
@@ -95,6 +97,7 @@ def test_a_schema_for_one_call(small_captioner):
         pieces += small_captioner.stream_text(CLIP, schema=SCHEMA, max_new_tokens=2)
 
 
+@pytest.mark.full
 def test_wrong_options_are_refused_by_the_call_itself(small_captioner):
     with pytest.raises(ProfileError, match=r"generate\.temperature"):
         small_captioner.stream(CLIP, temperature=-1)

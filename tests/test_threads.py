@@ -84,7 +84,8 @@ def other(small_captioner, name="vanilla-sd", **overrides):
         [("vanilla-sd", 4, 24)],
         [
             ("vanilla-sd", 4, 24),
-            *((name, 8, 48) for name in ("vanilla-sd-auto", "specvlm", "suffix", "fastv")),
+            ("vanilla-sd-auto", 8, 2 * len(PAIRS)),
+            *((name, 8, 24) for name in ("specvlm", "suffix", "fastv")),
         ],
     ),
 )
@@ -332,6 +333,7 @@ def test_a_fork_after_a_caption_refuses(small_captioner, clips):
     assert small_captioner.caption(path, clip=clip).token_ids
 
 
+@pytest.mark.full
 def test_the_interpreter_ends_in_the_middle_of_a_caption():
     code = """
 from vidspec import Captioner
@@ -344,6 +346,7 @@ print(type(next(events)).__name__, flush=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "Opened\n", "")
 
 
+@pytest.mark.full
 def test_threads_that_share_a_dialogue_take_turns(small_captioner, clips):
     path, clip = next(iter(clips.items()))
     dialogue, questions = small_captioner.dialogue(path, clip=clip), [f"Question {number}?" for number in range(6)]

@@ -243,6 +243,7 @@ def test_resampling_from_the_target_is_rejected_without_top_p_too():
     assert p_value(texts, exact_distribution(TARGET, Sampling(1.0), LIMITS)) < SIGNIFICANCE
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_plain_decoding_has_the_same_distribution(sampling):
     rng = torch.Generator().manual_seed(7)

@@ -109,7 +109,7 @@ def audit(captioner, record):
 @pytest.mark.parametrize(
     ("name", "overrides"),
     full_but(
-        [("lvspec", {}), ("lvspec-tree", {}), ("fly", {}), ("lvspec", {"schedule.kind": "parallel"})],
+        [("lvspec", {}), ("lvspec-tree", {}), ("fly", {})],
         [*((name, {}) for name in LOSSY), ("lvspec", {"schedule.kind": "parallel"})],
     ),
     ids=lambda value: value if isinstance(value, str) else ",".join(map(str, value.values())),

@@ -122,6 +122,7 @@ def _differs(draft, wanted, path, i):
     return draft.tokens[path[i]] != wanted[path[i - 1] + 1 if i else 0]
 
 
+@pytest.mark.full
 @settings(deadline=None, max_examples=examples(200))
 @given(st.data())
 def test_without_a_loose_share_and_tolerance_it_is_the_exact_rule(data):

@@ -76,6 +76,7 @@ def unseen(prefix, rows, kept, first=0):
     return hidden
 
 
+@pytest.mark.sample(quick=12)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("method", EVERYTHING)
 def test_keeping_everything_is_plain_decoding(family, method):
@@ -85,6 +86,7 @@ def test_keeping_everything_is_plain_decoding(family, method):
     assert text == plain and torch.equal(logits, plain_logits)
 
 
+@pytest.mark.sample(quick=12)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "method",
@@ -134,6 +136,7 @@ def test_merged_frames_are_a_shorter_prompt(family):
     )
 
 
+@pytest.mark.sample(quick=6)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("similarity", [-1.0, 1.0], ids=["chosen once", "at every step"])
 def test_entries_that_decoding_does_not_read(family, similarity):

@@ -67,6 +67,7 @@ def test_what_is_refused():
         assert problem("fastv", **{f"lossy.{key}": value}).startswith(f"lossy.{key}")
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("name", METHODS)
 def test_records_say_that_it_is_not_lossless(target, name):
     one = captioner(target, name, **{"lossy.retention": AVERAGE})

@@ -44,6 +44,7 @@ def test_a_target_of_codes_is_measured_as_one_and_never_silently_otherwise():
     assert caught.value.hint == "give --weights int4 for all"
 
 
+@pytest.mark.full
 def test_a_draft_is_kept_as_the_profile_has_it():
     loaded = LoadedModels(ModelSource())
     made = {one: loaded.captioner(f"vanilla-sd+draft.precision={one}") for one in ("auto", "int8", "as-target")}
@@ -53,6 +54,7 @@ def test_a_draft_is_kept_as_the_profile_has_it():
     assert loaded.captioner("specvlm+draft.precision=int8").client.setup.draft.model is drafts["int8"]
 
 
+@pytest.mark.full
 def test_a_head_stands_where_a_draft_is_named(tmp_path):
     kind = qwen.QwenKind()
     target = str(checkpoint(kind))

@@ -392,6 +392,7 @@ def test_a_hub_that_does_not_answer_ends_the_run_before_models_are_loaded(vidspe
     assert FakeCaptioner.made == []
 
 
+@pytest.mark.full
 def test_it_is_told_before_torch_is_imported(tmp_path):
     """Importing torch takes longer than anybody should look at nothing."""
     program = (
@@ -613,6 +614,7 @@ sys.exit(main(["caption", *map("{{}}/good.mp4".format, range(500))]))
 """
 
 
+@pytest.mark.full
 def test_a_closed_pipe_is_quiet():
     code = PIPED.format(root=str(ROOT))
     with subprocess.Popen(

@@ -28,6 +28,7 @@ def test_several_clips_give_a_picture_each(real):
     assert {path.name for path in Path().glob("*.png")} == {f"heat-{Path(clip).stem}.png" for clip in (one, other)}
 
 
+@pytest.mark.full
 def test_a_picture_that_fails_is_said_and_counts(real, capsys, monkeypatch):
     def gone(*_, **__):
         raise VideoError("clip.mp4: no such file", kind="missing")

@@ -297,6 +297,7 @@ def terminated(number, wait=0):
 WORDS = [(signal.SIGTERM, b"terminated"), (signal.SIGHUP, b"hung up")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("number", "word"), full_but(WORDS[:1], WORDS))
 def test_a_signal_restores_the_terminal_and_keeps_what_is_done(number, word, heeds_hangups):
     import pty

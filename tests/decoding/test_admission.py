@@ -94,6 +94,7 @@ def admitted(made, clips=40):
     return count
 
 
+@pytest.mark.full
 def test_eight_clips_of_64_frames_are_in_flight_within_24_gb_beside_a_7b_and_a_half_b(monkeypatch):
     made = captioner()
     slabs = [one.model.decoder.slab for one in memory_claims(made.client.setup, clip(0))]
@@ -136,6 +137,7 @@ def test_a_target_that_drafts_takes_its_own_slab_twice():
     assert first.model is second.model and first.entries == second.entries and second.prompt == second.tower == 0
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(("device", "shares"), [("meta", True), ("cpu", False)])
 def test_a_draft_in_another_process_counts_on_the_device_of_the_target(device, shares):
     profile = profiles.load("parallelvlm", {"video.frames": FRAMES}, env={})
@@ -182,6 +184,7 @@ def test_slabs_on_a_device_are_allocated_once_for_all_that_fit(monkeypatch):
     assert slabs[1].version == 1
 
 
+@pytest.mark.full
 def test_on_a_cpu_nothing_is_allocated_ahead(loaded):
     claims = memory_claims(loaded.client.setup, clip(0, frames=4))
     reserve_memory(claims, 4)

@@ -151,7 +151,7 @@ def test_a_round_has_two_waits(kind, head, penalties, clips):
         assert waits.reads.total() <= 2 * rounds
 
 
-@pytest.mark.sample(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize(
     "kind, penalties", [("chain", None), ("chain", PENALTIES), ("tree", None), ("adaptive", None)], ids=str
 )
@@ -162,6 +162,7 @@ def test_a_pass_serves_all_clips(kind, penalties):
     assert together[:1] == texts(kind, 1, penalties=penalties)[0]
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("kind, penalties", [("chain", PENALTIES), ("tree", None), ("adaptive", None)], ids=str)
 def test_replayed_passes_draft_what_the_others_do(monkeypatch, kind, penalties):
     """Two clips: as many tokens of each window are accepted."""
@@ -191,7 +192,7 @@ def test_memory_that_captures_of_a_head_keep_is_known_before(monkeypatch):
     assert kept < before < 3 * kept + 512 * decoder.pass_width * 4
 
 
-@pytest.mark.sample(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("kind, penalties", [("chain", None), ("chain", PENALTIES), ("tree", None)], ids=str)
 def test_a_round_of_sixteen_clips_launches_little_outside_replayed_passes(monkeypatch, kind, penalties):
     """Drafting and verification: what is left are tables, the clips' states and the read-backs."""
@@ -200,7 +201,7 @@ def test_a_round_of_sixteen_clips_launches_little_outside_replayed_passes(monkey
     assert each < 40, launches.found
 
 
-@pytest.mark.sample(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("penalties", [None, PENALTIES], ids=str)
 def test_an_mtp_layer_of_sixteen_clips_launches_little_outside_replayed_passes(monkeypatch, penalties):
     """Drafting only: the recurrent target, which verifies no trees, runs kernel by kernel."""

@@ -6,8 +6,10 @@ import pytest
 
 from tests.fake_captioner import record
 from vidspec.decoding.many import ReadAhead, caption_clips, in_order
+from vidspec.decoding.tickets import serve
 from vidspec.errors import GenerationError, VideoError
 from vidspec.events.events import Finished
+from vidspec.events.wake import WakeEvent
 from vidspec.models.request import CaptionRequest
 
 
@@ -28,7 +30,7 @@ def serve_backwards(source, wake):
     taken = []
     while not source.over:
         if (request := source.take()) is None:
-            wake.wait(1.0)
+            source.over or wake.wait(1.0)
         else:
             taken.append(request)
     for request in reversed(taken):
@@ -64,6 +66,29 @@ def test_or_raised(name):
 def test_a_bug_is_raised_in_any_case():
     with pytest.raises(TypeError, match="broken"):
         list(captioned("a", "bug"))
+
+
+class FailsAtOnce:
+    """A source whose only clip cannot be read."""
+
+    over = False
+
+    def take(self):
+        self.over = True
+
+
+class CountedWaits(WakeEvent):
+    waits = 0
+
+    def wait(self, timeout):
+        self.waits += 1
+        return super().wait(timeout)
+
+
+def test_nothing_is_waited_for_behind_the_last_clip_that_fails():
+    wake = CountedWaits()
+    assert list(serve(lambda *_: None, FailsAtOnce(), None, wake, lambda caller: "load")) == [(None, "load")] * 2
+    assert wake.waits == 0
 
 
 def test_no_more_is_read_than_is_ahead():

@@ -31,7 +31,7 @@ from vidspec.draft_length.gamma import AutoGamma, FixedGamma
 from vidspec.errors import GenerationError
 
 
-@pytest.mark.sample(full=9)
+@pytest.mark.sample(quick=1, full=9)
 @pytest.mark.parametrize("block", full_but([0, 1], range(10)))
 def test_ten_thousand_interleavings_give_the_targets_text(block):
     for seed in range(block * 1000, block * 1000 + 1000):

@@ -184,7 +184,7 @@ def counted(kind, clips, sampling=GREEDY, penalties=None):
     return waits, passes, max(len(one.rounds) for one in sequences) - 1
 
 
-@pytest.mark.sample(quick=4, full=11)
+@pytest.mark.sample(quick=1, full=11)
 @pytest.mark.parametrize("clips", [1, pytest.param(16, marks=pytest.mark.full)])
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("kind", ["chain", "tree", "adaptive"])
@@ -194,6 +194,7 @@ def test_a_pass_is_waited_for_once(kind, clips, sampling):
     assert waits.synchronised == 0
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("clips", [1, pytest.param(16, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     "sampling, penalties",
@@ -238,6 +239,7 @@ class Calls:
         sys.setprofile(None)
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("models", [(1, 2), (1, 1)], ids=["rejected", "accepted"])
 def test_a_round_of_16_clips_is_little_work_for_the_host(monkeypatch, models):
     """Windows of 5 tokens, text and events included."""
@@ -253,14 +255,14 @@ def test_a_round_of_16_clips_is_little_work_for_the_host(monkeypatch, models):
     assert calls.found.total() / rounds <= CALLS
 
 
-@pytest.mark.sample(quick=3)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("kind, sampling, penalties", LAUNCHED, ids=str)
 def test_few_launches_outside_of_replayed_passes(monkeypatch, kind, sampling, penalties):
     each, launches = launched(monkeypatch, kind, 16, sampling, penalties=penalties)
     assert each < 40, (launches.found, launches.copies)
 
 
-@pytest.mark.sample(quick=4)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("clips", [1, 16])
 @pytest.mark.parametrize("kind, sampling, penalties", LAUNCHED, ids=str)
 def test_all_host_data_of_a_pass_is_one_copy(monkeypatch, kind, sampling, penalties, clips):

@@ -21,6 +21,7 @@ CASES = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.sample(full=2)
 @pytest.mark.parametrize(("pair", "profile", "more"), full_but([USUAL], CASES))
 def test_captured_rounds_give_the_same_texts(pair, profile, more):

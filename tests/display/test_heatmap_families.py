@@ -20,6 +20,7 @@ def test_no_family_is_forgotten():
     assert set(ADAPTERS) == set(names("families"))
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("family", full_but(["llava_onevision", "qwen2_5_vl"], ADAPTERS))
 def test_the_upper_left_token_is_drawn_there(tmp_path, monkeypatch, family):
     model = ADAPTERS[family]()

@@ -47,6 +47,7 @@ def test_one_clip_gives_the_file(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["heat.png"]
 
 
+@pytest.mark.full
 def test_several_clips_give_a_file_each_and_none_is_lost(tmp_path):
     files = HeatmapFiles(tmp_path / "heat.png", profile())
     one, other = shipped()[:2]
@@ -57,6 +58,7 @@ def test_several_clips_give_a_file_each_and_none_is_lost(tmp_path):
     assert all((tmp_path / name).is_file() for name in names)
 
 
+@pytest.mark.full
 def test_clips_in_flight_at_once_do_not_mix(tmp_path, monkeypatch):
     """The second is begun before the first ends and ends before it; a third fails meanwhile."""
     seen = []
@@ -84,6 +86,7 @@ def test_segments_of_one_clip_give_a_file_each(tmp_path):
     assert [file.name for file in files.written] == ["heat.png", "heat-2.png"]
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(("frames", "steps"), [(4, 2), (5, 3), (6, 3), (3, 3)])
 def test_a_temporal_step_shows_its_first_frame(tmp_path, monkeypatch, frames, steps):
     asked = []

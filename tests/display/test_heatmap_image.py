@@ -89,6 +89,7 @@ def test_a_long_title_stays_inside():
     assert (picture[:, WIDTH - MARGIN :] == BACKGROUND).all()
 
 
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize(("frames", "side"), [(1, 14), (5, 27), (128, 14), (512, 14)])
 @pytest.mark.parametrize("size", [(36, 64), (64, 36)])
 def test_any_number_of_frames_fits(frames, side, size):

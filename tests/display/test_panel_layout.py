@@ -60,6 +60,7 @@ USUAL = [
 ]
 
 
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize(("size", "coloured", "options"), full_but(USUAL, LAYOUTS))
 def test_the_height_does_not_change_while_the_caption_grows(size, coloured, options):
     found = screens(size, coloured=coloured, **options)

@@ -44,6 +44,7 @@ def drawn(kind, rng, clips, highest):
     return TimeCurve([(1 + i * rows / 4, y, 1.0) for i, y in enumerate(ys)], 4 * slope)
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("kind", ["line", "step", "roof", "bent"])
 def test_no_other_windows_give_many_more_tokens_per_second(kind):
     least, mean = (1, 1) if kind in ("line", "step") else (0.94, 0.997)
@@ -91,7 +92,7 @@ def settled(machine, betas, rounds=800):
     return machine.rate(seen, betas), seen
 
 
-@pytest.mark.sample(quick=4)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("clips", full_but([4], [1, 4, 16]))
 @pytest.mark.parametrize("beta", [0.6, 0.8])
 @pytest.mark.parametrize("machine", [lambda: bandwidth(0.02), lambda: bandwidth(0.45), processor, compute])
@@ -117,6 +118,7 @@ def test_plain_decoding_is_hardly_ever_faster(machine, clips):
     assert sum(not any(gammas) for gammas in seen) > 0.9 * len(seen)
 
 
+@pytest.mark.full
 def test_clips_that_are_easier_get_wider_windows():
     betas = [0.5, 0.9] * 4
     machine = processor()
@@ -161,6 +163,7 @@ def test_windows_follow_the_number_of_clips_at_once():
     assert not any(window.gamma for window in windows)
 
 
+@pytest.mark.full
 def test_clips_that_come_and_go():
     """A folder: a clip that ends makes room for the next, and windows start from what is known of the others."""
     rng = random.Random(0)
@@ -187,6 +190,7 @@ def test_clips_that_come_and_go():
 # One clip
 
 
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize(("beta", "tq"), [(0.5, 1.0), (0.8, 1.0), (0.95, 0.5), (0.7, 3.0)])
 @pytest.mark.parametrize("told", [False, True])
 def test_one_clip_comes_near_the_best_window(beta, tq, told):

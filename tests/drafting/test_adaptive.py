@@ -162,7 +162,7 @@ def compared(costs, batch, share=0.5, clips=8, tokens=80):
     return found[1] / found[0], world
 
 
-@pytest.mark.sample(quick=2, full=4)
+@pytest.mark.sample(quick=1, full=4)
 @pytest.mark.parametrize(
     ("costs", "batch", "least"),
     [

@@ -33,6 +33,7 @@ def shapes(monkeypatch):
     return found
 
 
+@pytest.mark.full
 @pytest.mark.sample(quick=1, full=2)
 @pytest.mark.parametrize(
     ("name", "way"),
@@ -52,6 +53,7 @@ def test_texts_are_those_of_plain_decoding(pairs, shapes, name, way):
     assert any(one.width > 1 for one in shapes)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("batch", full_but([4], [1, 4]))
 def test_drawn_texts_are_those_of_plain_decoding(pairs, shapes, batch):
     pair = pairs("embedded")
@@ -61,6 +63,7 @@ def test_drawn_texts_are_those_of_plain_decoding(pairs, shapes, batch):
     assert any(one.width > 1 for one in shapes)
 
 
+@pytest.mark.full
 def test_it_chooses_for_itself(pairs):
     pair = pairs("embedded")
     assert pair.texts(pair.captioner("sd-adaptive-tree"), 1)[0] == pair.alone()

@@ -197,6 +197,7 @@ def test_texts_of_a_built_in_pair_are_those_of_plain_decoding(profile):
     assert sum(caption.counters["accepted"] for caption in captions) > 0
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("kind", ["both ways", "causal", "convolutions", "selector"])
 def test_replayed_passes_draft_the_same(pairs, monkeypatch, kind):
     """As a GPU replays them, with what stands for its attention kernel; context is appended before."""
@@ -212,6 +213,7 @@ def test_replayed_passes_draft_the_same(pairs, monkeypatch, kind):
     assert found[0] == found[1] and decoder.graphs.captured
 
 
+@pytest.mark.full
 def test_a_head_follows_penalties_position_by_position(pairs, monkeypatch):
     """It drafts no token twice where none may occur twice, and its texts are those of plain decoding, drawn or not."""
     pair, once = pairs(), {"generate.no_repeat_ngram": 1}
@@ -271,7 +273,7 @@ class ToyBlocks(ToyEngine):
         return PassResult(logits, logits)
 
 
-@pytest.mark.sample(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize(("penalised", "candidates"), [(False, 0), (True, 0), (False, 2), (True, 2)])
 def test_drawn_texts_have_the_targets_distribution(penalised, candidates):
     """By rejection sampling with the distribution of each position, whatever drafts; wrong ones would show."""
@@ -374,6 +376,7 @@ def test_heads_that_are_refused(pairs, tmp_path, settings, change, message):
         dflash.load_block_head(str(folder), pair.target, PLACE)
 
 
+@pytest.mark.full
 def test_other_places_of_keys_are_the_same_head(pairs, tmp_path):
     """Keys at the top level, names with ``model.``, a mask token by its text, matrices as codes with scales."""
     pair = pairs()

@@ -41,7 +41,7 @@ def greedy_from_scratch(engine, prefix, emitted, count):
 ROUND = st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 600))
 
 
-@pytest.mark.sample(quick=2)
+@pytest.mark.sample(quick=1)
 @settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(first=st.integers(0, 600), rounds=st.lists(ROUND, min_size=1, max_size=5))
 def test_after_any_commit_it_proposes_the_greedy_continuation(engine, prefix, first, rounds):
@@ -61,6 +61,7 @@ def test_after_any_commit_it_proposes_the_greedy_continuation(engine, prefix, fi
     assert drafter.forwards == sum(gamma for gamma, _, _ in rounds)
 
 
+@pytest.mark.sample(quick=3)
 @pytest.mark.parametrize("gamma", [1, 2, 5])
 def test_each_number_of_accepted_tokens(engine, prefix, gamma):
     for accepted in range(gamma + 1):

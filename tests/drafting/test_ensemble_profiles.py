@@ -98,6 +98,7 @@ def test_tokens_are_the_targets_own(captioned, name):
     assert captioned(name)[-1].caption.token_ids == captioned("ar")[-1].caption.token_ids
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(("name", "same"), [("tabed-m", "vanilla-sd"), ("tabed-t", None)])
 def test_one_context_drafts_as_the_drafter_of_its_kind(captioned, pair, name, same):
     if same is None:
@@ -189,6 +190,7 @@ def overlap(trace, one, other):
     )
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("cores")
 def test_the_draft_captions_beside_the_targets_prefill(pair, captioned):
     record = Captioner(load("tabed-c", {"video.frames": 6, "generate.max_new_tokens": 24}), *pair).caption(CLIP)
@@ -222,6 +224,7 @@ def test_other_clips_draft_while_the_draft_captions_one(pair):
     assert [found[number].ensemble for number in range(len(paths))] == [one.ensemble for one in alone]
 
 
+@pytest.mark.full
 def test_a_captioner_that_fails(pair, monkeypatch):
     def described(self, clip):
         raise RuntimeError("no such kernel")

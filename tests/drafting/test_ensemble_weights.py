@@ -56,7 +56,7 @@ def test_grid_of_two_is_the_papers():
     assert simplex_grid(2).tolist() == [[pytest.approx(1 - j / 10), pytest.approx(j / 10)] for j in range(11)]
 
 
-@pytest.mark.sample(quick=53)
+@pytest.mark.sample(quick=17)
 @pytest.mark.parametrize("divergence", ["kl", "tvd"])
 @pytest.mark.parametrize("history", [None, 1, 4])
 @pytest.mark.parametrize("contexts", [1, 2, 3, 4])

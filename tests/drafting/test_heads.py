@@ -161,6 +161,7 @@ def right_for_a_while(plain):
     return change
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("family", full_but([HYBRID, QWEN25], [QWEN25, QWEN3, HYBRID]))
 @pytest.mark.parametrize("visual", full_but(["pruned"], ["all", "none", "pruned"]))
 def test_a_head_drafts_what_a_plain_pass_over_all_pairs_gives(pairs, monkeypatch, family, visual):
@@ -199,6 +200,7 @@ def test_texts_are_those_of_plain_decoding(pairs, family):
     assert pair.texts(pair.captioner(**hybrid), 4) == plain
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("family", [QWEN25, HYBRID])
 def test_replayed_passes_draft_the_same(pairs, monkeypatch, family):
     """As a GPU replays them, with what stands for its attention kernel."""
@@ -263,6 +265,7 @@ def test_a_head_follows_penalties(pairs, monkeypatch, family):
         monkeypatch.undo()
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("family", [QWEN25, HYBRID])
 def test_the_record_names_the_head(pairs, family):
     pair = pairs(family)
@@ -312,6 +315,7 @@ def test_what_does_not_go_together(settings, message):
         profiles.load("eagle3", {"models.target": "target", "models.draft": "head", **settings}, env={})
 
 
+@pytest.mark.full
 def test_heads_and_models_are_not_taken_for_each_other(pairs):
     pair, model = pairs(QWEN25), checkpoint(QWEN25)
     with pytest.raises(ModelError, match=r"is a head of another model \(EAGLE-3\), not a model"):
@@ -341,6 +345,7 @@ def test_a_profile_loads_its_head(pairs, family):
     assert record.counters["draft_forwards"] > 0
 
 
+@pytest.mark.full
 def test_a_head_with_one_axis_counts_the_tokens_of_the_prompt(pairs, monkeypatch, tmp_path):
     pair = pairs(QWEN3)
     folder = heads.save(tmp_path, heads.config(pair.kind, rope_scaling=None, norm_before_residual=True), pair.weights)
@@ -351,6 +356,7 @@ def test_a_head_with_one_axis_counts_the_tokens_of_the_prompt(pairs, monkeypatch
         assert list(tokens) == found
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("norms", ["norm_before_fc", "fc_norm"])
 def test_a_head_with_further_norms(pairs, monkeypatch, tmp_path, norms):
     """EAGLE-3.1: norms before ``fc``, and the state after the last norm for the next step."""

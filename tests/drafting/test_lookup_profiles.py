@@ -48,6 +48,7 @@ def test_texts_are_those_of_plain_decoding(pairs, pair, way):
         assert (model > 0) == way.startswith("hybrid")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("profile", full_but(["hybrid"], ["suffix", "hybrid"]))
 def test_drawn_texts_are_those_of_plain_decoding(pairs, profile):
     """Whatever neighbours wrote, and whoever proposed."""
@@ -58,6 +59,7 @@ def test_drawn_texts_are_those_of_plain_decoding(pairs, profile):
     assert pair.alone(**DRAWN) != pair.alone()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("profile", full_but(["suffix"], ["suffix", "hybrid"]))
 def test_a_memory_makes_the_next_run_faster(pairs, tmp_path, profile):
     pair, file = pairs("embedded"), tmp_path / "captions"

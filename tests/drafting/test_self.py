@@ -113,6 +113,7 @@ def test_drawn_texts_have_the_targets_distribution(pair):
     assert len(exact) > 50
 
 
+@pytest.mark.full
 @pytest.mark.sample(quick=1, full=2)
 @pytest.mark.parametrize("decoder", ["fused", "stock"])
 @pytest.mark.parametrize("weights", full_but(["int8"], ["int8", "int4"]))

@@ -41,6 +41,7 @@ PATHS = [(), (1, 7, 19), (0, 4, 12, 20, 24)]
 OTHERS = [(0,), (3,), (1, 8), (0, 4, 12), (0, 4, 12, 20), (0, 4, 12, 20, 23)]
 
 
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize("path", [*PATHS, *(pytest.param(one, marks=pytest.mark.full) for one in OTHERS)], ids=str)
 def test_after_any_commit_it_proposes_the_best_children(engine, prefix, path):
     nodes = parse_tree(TREE)

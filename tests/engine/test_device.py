@@ -151,6 +151,7 @@ def test_graphs_under_rocm_take_a_trial(monkeypatch):
     replay_refusal.cache_clear()
 
 
+@pytest.mark.full
 def test_idle_threads_of_a_caller_are_ended():
     """In a process of its own, which has no others of OpenMP."""
     program = """

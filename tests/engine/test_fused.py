@@ -66,6 +66,7 @@ def engine_of(model, kind="auto"):
 IDS = torch.randint(0, 97, (40,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize("name", TEXTS)
 def test_language_models_equal_the_stock_forward(name):
     """A prompt, single tokens, a window and what generate says."""
@@ -178,6 +179,7 @@ def test_what_is_not_covered():
     assert "depend on the length" in (unsupported_reason(dynamic.model, dynamic.lm_head) or "")
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_half_precision_agrees_with_float32(family):
     """To what bfloat16 can tell: its logits lie within its steps of the float32 ones."""

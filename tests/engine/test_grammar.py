@@ -68,6 +68,7 @@ def walk(seed):
     return tokens
 
 
+@pytest.mark.sample(quick=6)
 @pytest.mark.parametrize("seed", range(20))
 def test_every_row_of_every_window(history, seed):
     """Chains and trees: each row may choose what may follow its own path, whatever the others' are."""

@@ -79,6 +79,7 @@ def check(engine, batch):
         torch.testing.assert_close(mine.hidden, theirs.hidden, rtol=0, atol=1e-4)
 
 
+@pytest.mark.sample(quick=5)
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
 def test_windows_equal_the_usual_pass(each_engine, rows):
     engine = each_engine
@@ -107,6 +108,7 @@ def test_the_most_rows(engine):
     assert not engine.model.decoder.graphs.is_replayable([Rows(span, [*tokens, 1])])
 
 
+@pytest.mark.full
 def test_windows_of_many_clips_are_one_pass(engine):
     """16 clips of 6 rows; beyond 512 rows there is a second pass."""
     prompt, graphs = prompts(engine)[0], engine.model.decoder.graphs
@@ -223,7 +225,7 @@ def test_a_gpu_without_a_compiler_is_told_what_triton_needs(engine, monkeypatch)
     assert reason.startswith("triton runs no kernel (RuntimeError: Failed to find C compiler.): install a C compiler")
 
 
-@pytest.mark.sample(full=2)
+@pytest.mark.sample(full=1)
 @pytest.mark.full
 def test_memory_that_captures_keep_is_known_before(engine, monkeypatch):
     """Logits and last states of each captured pass; nothing more once passes and chains are captured."""
@@ -294,6 +296,7 @@ def test_a_chain_is_what_passes_in_turn_give(engine):
             engine.greedy([(one, TOKENS[:2], 8)])
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("gammas", [(4, 4, 4), (5, 1, 3)])
 def test_chains_of_several_clips_are_fed_on_the_device(engine, gammas):
     """One reading for all of their tokens, and no row moves on behind its chain's end."""
@@ -425,7 +428,7 @@ class RecordedGraphs:
         call(step)
 
 
-@pytest.mark.sample(full=2)
+@pytest.mark.sample(full=1)
 @pytest.mark.full
 def test_a_pass_is_captured_once_for_each_count_and_slab(engine, monkeypatch):
     graphs = engine.model.decoder.graphs
@@ -453,6 +456,7 @@ def test_a_pass_is_captured_once_for_each_count_and_slab(engine, monkeypatch):
     assert cuda.done == [*captured(counts, 2), "replayed 8"] and sorted(graphs.captured) == counts
 
 
+@pytest.mark.full
 def test_memory_for_the_largest_passes_may_be_lacking(engine, monkeypatch):
     graphs = engine.model.decoder.graphs
     graphs._can_capture = True
@@ -505,6 +509,7 @@ RULES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.sample(quick=1, full=5)
 @pytest.mark.parametrize("kind", RULES)
 def test_chains_chosen_on_the_device_are_those_of_passes_that_are_read_one_by_one(engine, kind):
@@ -556,9 +561,9 @@ def verified(engine, spans, penalties, sampling, drafted):
     return batch
 
 
-@pytest.mark.sample(full=2)
+@pytest.mark.sample(full=1)
 @pytest.mark.full
-@pytest.mark.parametrize("kind", ["drawn", "penalised", "both"])
+@pytest.mark.parametrize("kind", ["both", "drawn", "penalised"])
 def test_windows_are_chosen_in_the_replayed_pass_as_outside(engine, monkeypatch, kind):
     """Clips are sampled differently, or not; the second replay writes over the first one's tensors."""
     penalties, _ = RULES[kind]
@@ -599,6 +604,7 @@ def test_windows_of_a_flat_distribution_are_drawn_from_exactly(engine, monkeypat
     assert got.chosen == expected and (got.probs > 0).sum(-1).min() > 1
 
 
+@pytest.mark.full
 def test_captured_choices_are_dropped_all_together(engine, monkeypatch):
     """A graph that is released alone frees memory that others of its pool still use."""
     graphs = engine.model.decoder.graphs

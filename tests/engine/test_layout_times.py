@@ -83,6 +83,17 @@ def test_a_shape_is_measured_once_for_a_machine_and_a_number_of_threads(cache, m
 
 
 @needs_packing
+def test_the_file_is_read_once_for_all_weights(cache, measured, monkeypatch):
+    choose_float_layout((96, 64), FULL, "copies")
+    forget(monkeypatch)
+    reads, read = [], layout_times._read
+    monkeypatch.setattr(layout_times, "_read", lambda: reads.append(1) or read())
+    for _ in range(3):
+        choose_float_layout((96, 64), FULL, "copies")
+    assert len(reads) == 1 and len(measured) == 1
+
+
+@needs_packing
 def test_outputs_beyond_the_caches_are_not_measured(cache, measured):
     for out in (4096, 150_000):
         choose_float_layout((out, 4096), FULL, "copies")

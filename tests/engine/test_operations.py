@@ -24,6 +24,7 @@ class Operations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(("layout", "most"), [("transposed", (369, 426)), ("packed", (369, 426))])
 def test_operations_of_a_pass(monkeypatch, layout, most):
     """One row and a window of six, after a prompt: 27 a block, 9 of which are views."""

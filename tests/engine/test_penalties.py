@@ -44,6 +44,7 @@ def drawn(seed):
     return tokens(8), tokens(12), paths, torch.randn(5, VOCABULARY, generator=rng) * 3
 
 
+@pytest.mark.sample(quick=6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("penalties", EACH, ids=str)
 def test_rows_are_those_of_transformers(penalties, dtype):

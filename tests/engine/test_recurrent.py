@@ -108,7 +108,7 @@ def test_three_of_four_blocks_keep_a_state(engine, prefix):
     assert sorted(engine.prefill(prefix, 1).span.states.layers) == [0, 1, 2]
 
 
-@pytest.mark.sample(full=11)
+@pytest.mark.sample(quick=1, full=11)
 @pytest.mark.parametrize("size", full_but([1, 5], range(1, 10)))
 def test_windows_and_rejections_at_every_place(engine, prefix, size):
     """Each window is read with wrong tokens behind its first ``kept`` right ones, which are taken back."""
@@ -135,6 +135,7 @@ def test_windows_and_rejections_at_every_place(engine, prefix, size):
         torch.testing.assert_close(state, same, rtol=0, atol=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.sample(full=3)
 @pytest.mark.parametrize("back", full_but([SPACING + 1], [1, 3, NEAR + 1, SPACING + 1, REACH]))
 def test_going_back_after_two_hundred_tokens(engine, prefix, back):
@@ -148,6 +149,7 @@ def test_going_back_after_two_hundred_tokens(engine, prefix, back):
     torch.testing.assert_close(forward(engine, read, [5, 6]).logits, expected[-2:], rtol=0, atol=1e-4)
 
 
+@pytest.mark.full
 def test_going_back_further_is_refused(engine, prefix):
     read = engine.prefill(prefix, 300)
     for token in tokens(200):
@@ -168,6 +170,7 @@ def test_what_is_kept_does_not_grow(engine, prefix):
     assert len(layer.marks) <= NEAR + REACH // SPACING + 2 and len(layer.gates) <= REACH + SPACING + NEAR
 
 
+@pytest.mark.full
 def test_states_take_no_more_than_is_said(engine, prefix):
     """Whatever the windows and rejections, within what a clip is admitted by; and that is not far more."""
     rng, most = torch.Generator().manual_seed(0), 0

@@ -42,12 +42,14 @@ def alone(engine, prefix, token_ids):
     return torch.cat([read.logits[None], forward(engine, read, token_ids).logits])
 
 
+@pytest.mark.sample(quick=3)
 def test_a_prompt_and_a_window_equal_the_stock_models_forward(several):
     engine, found = several
     for prefix in found:
         torch.testing.assert_close(alone(engine, prefix, TOKENS), stock_logits(engine.model, prefix, TOKENS), **CLOSE)
 
 
+@pytest.mark.sample(quick=9)
 @pytest.mark.parametrize("chunks", [[8], [1] * 8, [3, 1, 2, 2]], ids=str)
 def test_sequences_in_one_pass_equal_each_alone(several, chunks):
     engine, found = several
@@ -67,6 +69,7 @@ def test_sequences_in_one_pass_equal_each_alone(several, chunks):
     assert apart.min() > 0.02  # the prompts must matter, or the test says nothing
 
 
+@pytest.mark.sample(quick=3)
 def test_rows_of_every_kind_share_a_pass(several):
     """A whole prompt, a chunk of one, a single token, a window and a tree."""
     engine, found = several
@@ -133,6 +136,7 @@ def test_passes_over_a_prompt_are_short_on_a_cpu(kind, monkeypatch):
     model.prepare(packed=False)  # other tests have this model
 
 
+@pytest.mark.sample(quick=6)
 @pytest.mark.parametrize("chunk", [7, 64])
 def test_a_prompt_in_chunks(several, chunk, monkeypatch):
     """The same logits, states and signals as in one pass."""

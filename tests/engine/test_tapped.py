@@ -26,6 +26,7 @@ def prompt(engine, seed):
     return model.prefix(model.encode(pixels(model, seed=seed)), "Describe the video.")
 
 
+@pytest.mark.sample(quick=1)
 def test_they_are_what_observers_of_a_prompt_see(engine):
     prefix = prompt(engine, 0)
     taps = Taps(rows=prefix.text_rows_after_video, visual=prefix.visual.index, hidden=BLOCKS)

@@ -20,6 +20,7 @@ def clip(frames=3, height=60, width=90):
     return Clip(shown, np.arange(float(frames)), facts)
 
 
+@pytest.mark.sample(quick=7)
 @pytest.mark.parametrize("family", ADAPTERS)
 def test_bytes_become_the_pixels_of_frames_that_are_normalised_first(family):
     model = ADAPTERS[family]()
@@ -40,6 +41,7 @@ def test_bytes_become_the_pixels_of_frames_that_are_normalised_first(family):
     assert torch.equal(pixels.on(torch.device("cpu"), torch.bfloat16), expected.bfloat16())
 
 
+@pytest.mark.sample(quick=7)
 @pytest.mark.parametrize("family", ADAPTERS)
 def test_a_tower_is_given_the_same_whether_bytes_or_floats_wait(family):
     model = ADAPTERS[family]()

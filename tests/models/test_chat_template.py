@@ -61,6 +61,7 @@ def test_a_process_with_cuda_is_not_forked(monkeypatch):
     renderer._child.end()
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(("stuck", "ends"), [(2, "time.sleep(60)"), (1, "os._exit(3)"), (3, "time.sleep(60)")])
 def test_a_fork_that_is_stuck_or_dies_is_replaced(tmp_path, monkeypatch, stuck, ends):
     """A lock that a thread held when it was forked is no fault of the template."""

@@ -58,6 +58,7 @@ def said(vidspec, folder, *args):
     return ran.code, json.loads(ran.out)
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl_moe", "qwen3_5"])
 def test_what_is_said_is_what_loading_finds(vidspec, written, family, monkeypatch):
     kind = QwenKind(family, tied=False)
@@ -77,6 +78,7 @@ def test_what_is_said_is_what_loading_finds(vidspec, written, family, monkeypatc
     assert found["needed"] == PROCESS + sum(found[key] for key in PARTS) + kv
 
 
+@pytest.mark.full
 def test_drafts_by_memory_and_vocabulary(vidspec, written, monkeypatch):
     """A model like Qwen2.5-VL-7B in a folder: 3B fits beside it or not, and not where its vocabulary is another."""
     from transformers import Qwen2_5_VLConfig
@@ -104,6 +106,7 @@ def test_drafts_by_memory_and_vocabulary(vidspec, written, monkeypatch):
     assert fits[small] == "another vocabulary, of 151936 ids" and "--draft" not in found["command"]
 
 
+@pytest.mark.full
 def test_a_thinker_is_what_counts(vidspec, tmp_path):
     """A model that also speaks: the numbers of the part that writes, and the smaller one as its draft."""
     config = json.loads((FIXTURES / "Qwen2.5-Omni-7B.json").read_text())["config"]
@@ -125,6 +128,7 @@ def test_video_salmonn_is_no_plain_qwen(vidspec, tmp_path):
     assert [fit["draft"] for fit in found["drafts"]] == ["tsinghua-ee/video-SALMONN2_plus_3B_full"]
 
 
+@pytest.mark.full
 def test_text_and_too_little_memory(vidspec, written, monkeypatch):
     folder = written(qwen.config(QwenKind("qwen3_5")))
     alone = vidspec("models", str(folder)).out.splitlines()[-1]
@@ -143,6 +147,7 @@ def test_text_and_too_little_memory(vidspec, written, monkeypatch):
         assert part in ran.out
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(
     ("config", "eager"),
     [
@@ -214,7 +219,7 @@ def test_no_such_folder(vidspec):
     assert ran.code == 3 and ran.err.startswith("error: ./nonexist: no such folder (")
 
 
-@pytest.mark.sample(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("rounded", ["int8", "int4"])
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
@@ -250,7 +255,7 @@ def test_the_list_takes_no_weights(vidspec):
     assert ran.code == 2 and ran.err.startswith("error: --weights needs the name of a target")
 
 
-@pytest.mark.sample(quick=2)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(
     ("name", "fixture", "command"),
     [
@@ -324,6 +329,7 @@ def test_speeds_of_a_folder_are_those_of_the_published_model(vidspec, written):
     assert "predicted" not in vidspec("models", str(folder)).out
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("card", ["4090", "l40s", "a100", "h100"])
 def test_printed_commands_parse(card):
     """Every published target with a prediction: the options exist, and the profile loads with its keys."""
@@ -343,6 +349,7 @@ def test_printed_commands_parse(card):
         assert profiles.load(context.params["profile"], {**keys, "models.target": context.params["target"]}, env={})
 
 
+@pytest.mark.full
 def test_what_is_not_in_the_table_of_predictions_is_told(vidspec, written):
     folder = str(written(qwen.config(QwenKind("qwen3_vl"))))
     reason = "predicted no speeds on H100: it is not in the table of predictions"
@@ -359,6 +366,7 @@ def test_what_is_not_in_the_table_of_predictions_is_told(vidspec, written):
     assert reason in out
 
 
+@pytest.mark.full
 def test_a_target_that_does_not_fit_ends_with_the_weights_that_do(vidspec, written, monkeypatch):
     folder = written(qwen.config(QwenKind("qwen2_5_vl")))
     needed = {bits: said(vidspec, folder, *bits)[1]["needed"] for bits in ((), ("--weights", "int4"))}

@@ -103,6 +103,7 @@ def test_pickles_are_not_read(copy, loader, listed):
     assert "model.safetensors" in error.hint and not (copy / "ran").exists()
 
 
+@pytest.mark.sample(quick=9)
 @pytest.mark.parametrize("loader", [load_model, image_captioner.load_image_captioner, random_model])
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "experts_implementation"])
 @pytest.mark.parametrize("value", ["their/kernel", {"vision_config": "their/kernel@main"}, "paged|their/kernel:fn"])
@@ -119,6 +120,7 @@ def test_kernels_of_the_hub_are_not_fetched(copy, loader, key, value, monkeypatc
         del place[key]
 
 
+@pytest.mark.sample(quick=3)
 @pytest.mark.parametrize(
     ("file", "text"),
     [
@@ -145,7 +147,7 @@ FOREVER = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% 
 DOUBLED = "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}"
 
 
-@pytest.mark.sample(quick=2)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(
     ("template", "says"),
     [
@@ -177,7 +179,7 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "
 NESTED = {"type": "Split", "pattern": {"Regex": "(([a-z ])+)+\\d$"}, "behavior": "Isolated", "invert": False}
 
 
-@pytest.mark.sample(quick=3)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(
     "changed, says",
     [
@@ -197,6 +199,7 @@ def test_tokenizers_that_do_not_end(copy, changed, says, monkeypatch):
     assert time.monotonic() - begun < 2 * chat_template.WALL_S
 
 
+@pytest.mark.full
 def test_a_prompt_that_a_tokenizer_multiplies(copy, monkeypatch):
     """The prompt's words, not those of the trial."""
     file = copy / "tokenizer.json"
@@ -208,6 +211,7 @@ def test_a_prompt_that_a_tokenizer_multiplies(copy, monkeypatch):
         model.prefix(model.encode(pixels(2)), "Is there a zebra?")
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("place", ["../model.safetensors", "/etc/passwd", "sub\\model.safetensors", ".."])
 def test_an_index_names_plain_files(copy, place):
     whole = copy / "model.safetensors"
@@ -216,6 +220,7 @@ def test_an_index_names_plain_files(copy, place):
     refused(load_model, copy, says=f"model.safetensors.index.json names {place!r}, and only files beside it")
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(
     "text", ["[]", "{}", '{"weight_map": [1]}', "nothing", "[" * 100_000], ids=lambda text: text[:9]
 )
@@ -252,6 +257,7 @@ def test_a_config_that_is_too_long(copy, monkeypatch):
     refused(load_model, copy, says="config.json has")
 
 
+@pytest.mark.full
 def test_templates_that_wait(monkeypatch):
     """A process that computes nothing is ended too."""
     monkeypatch.setattr(chat_template, "WALL_S", 0.3)
@@ -259,6 +265,7 @@ def test_templates_that_wait(monkeypatch):
         TemplateRenderer(lambda messages: time.sleep(30) or "")("model", [])
 
 
+@pytest.mark.full
 def test_what_is_rendered_is_what_the_template_says_and_once_for_each_prompt(checkpoints, monkeypatch):
     model = load_model(str(checkpoints["tied"]), CPU)
     asked = []

@@ -20,7 +20,7 @@ FAMILIES = (
 )
 
 
-@pytest.mark.sample(quick=4)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_are_foreseen(family, monkeypatch):
     model, encoded = ADAPTERS[family](), []
@@ -40,6 +40,7 @@ def test_tokens_are_foreseen(family, monkeypatch):
         assert 0 <= between <= 40 * frames and (family == "qwen3_vl" or frames > 1 or between <= 3)
 
 
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_frames_become_pixels_on_the_models_device(family, monkeypatch):
     model, places = ADAPTERS[family](), []

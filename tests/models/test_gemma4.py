@@ -114,6 +114,7 @@ def test_sizes_are_the_processors(size, most, processing):
     assert tuple(48 * side for side in fit_token_grid(size, 48, most)) == expected
 
 
+@pytest.mark.sample(quick=1)
 def test_prompt_is_the_processors(case, processing):
     like = SimpleNamespace(boi_token="<|image>", eoi_token="<image|>", video_token="<|video|>")
     each = len(case.prefix.visual) // FRAMES
@@ -144,7 +145,7 @@ def test_features_are_the_towers(case):
     assert pooled.grid == (FRAMES, 1, 2) and len(pooled) == 2 * FRAMES
 
 
-@pytest.mark.sample(quick=6)
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize("chunk", [512, 11, 3])
 def test_prefill_and_windows_of_any_size(case, monkeypatch, chunk):
     """The prompt is longer than the blocks' window and is read in parts of about ``chunk`` rows; no frame is cut."""
@@ -168,6 +169,7 @@ def test_going_back_across_the_windows_border(case):
     assert_close(got, whole(case, [*far[:2], *NEW])[3:])
 
 
+@pytest.mark.sample(quick=1)
 def test_a_tree_and_company(case):
     read = case.engine.prefill(case.prefix, 32)
     other = case.engine.prefill(case.prefix, 32)
@@ -245,6 +247,7 @@ def test_profiles_are_exact():
         Captioner(profiles.load("fastv", settings, env={}), target, draft)
 
 
+@pytest.mark.full
 def test_models_counts_its_cache():
     folder = str(checkpoint("gemma4"))
     found, model = inspect(folder), loading.load_model(folder, resolve_placement("cpu"))

@@ -44,6 +44,7 @@ def case(request):
     return GlmCase(request.param)
 
 
+@pytest.mark.sample(quick=1)
 def test_prompt_is_the_processors(case):
     """Its own rule for the place of a video; the placeholder of a picture stands for its frames."""
     kind = "Glm46V" if case.model.family == "glm46v" else "Glm4v"
@@ -103,6 +104,7 @@ def test_pooled_features(case):
     assert_close(seen.features, tower.merger(merged))
 
 
+@pytest.mark.sample(quick=1)
 def test_decoding(case):
     assert case.model.decoder.name == "stock" and "are not fused" in case.model.decoder.why
     check_decoders(case, NEW)

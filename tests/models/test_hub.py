@@ -81,6 +81,7 @@ def refusing():
     yield port
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("kind", [listening, refusing])
 def test_a_hub_that_does_not_answer_is_asked_once(endpoint, monkeypatch, kind):
     asked = []
@@ -121,6 +122,7 @@ def test_which_answers_count(endpoint, status, there):
                 hub.check_reachable("org/model")
 
 
+@pytest.mark.full
 def test_without_a_hub_the_cache_will_do(endpoint, tmp_path):
     """As huggingface_hub lays it out: a snapshot, and which commit ``main`` is."""
     commit = "0" * 40
@@ -176,6 +178,7 @@ def test_folders_and_offline_mode_ask_nobody(endpoint, tmp_path, monkeypatch):
         hub.check_reachable("org/model")
 
 
+@pytest.mark.full
 def test_all_missing_models_are_named_at_once(monkeypatch):
     """Also by the library, whatever it would load first, and before the draft's process starts."""
     monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)

@@ -67,6 +67,7 @@ def test_models_of_the_hub_see_the_middle_frame_alone(captioner):
     assert len({captioner(clip(seed)) for seed in range(8)}) > 1
 
 
+@pytest.mark.sample(quick=1)
 def test_the_text_is_that_of_the_stock_model(captioner, folder):
     """Greedy, from the processor's own prompt, without the prompt in it."""
     import transformers
@@ -126,6 +127,7 @@ def draft():
     return Engine(loading.load_model(str(checkpoint("readable")), PLACE))
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("seed", range(4))
 @torch.inference_mode()
 def test_the_draft_captions_greedily_until_a_sentence_ends(draft, seed):
@@ -144,6 +146,7 @@ def test_the_draft_captions_greedily_until_a_sentence_ends(draft, seed):
     assert DraftCaptioner(draft.model)(whole) == first_sentence(text) != ""
 
 
+@pytest.mark.full
 def test_a_draft_that_thinks_first_captions_without_reasoning(draft):
     """Its prompt closes the reasoning that its template opens."""
 

@@ -60,7 +60,7 @@ def plain(request):
     return LlavaCase(KINDS[request.param])
 
 
-@pytest.mark.sample(quick=3)
+@pytest.mark.sample(quick=1)
 def test_full_prompt_and_margins(case):
     expected = case.expected()
     assert_close(case.prefill().logits, expected[-1])
@@ -68,6 +68,7 @@ def test_full_prompt_and_margins(case):
     assert (best[:, 0] - best[:, 1]).median() > 0.1  # far above rounding: comparing token ids means something
 
 
+@pytest.mark.sample(quick=9)
 @pytest.mark.parametrize("chunks", [[1] * 8, [8], [1, 5, 2], [4, 1, 3]])
 def test_chunked_decoding(case, chunks):
     check_chunks(case, NEW, chunks)
@@ -77,6 +78,7 @@ def test_rollback(case):
     check_rollback(case, NEW, [150, 151, 152, 153, 154])
 
 
+@pytest.mark.sample(quick=2)
 def test_a_tree_equals_each_path_alone(case):
     check_tree(case, NEW, [200, 201, 202, 203, 204, 205, 206])
 
@@ -87,7 +89,7 @@ def test_greedy_decoding_equals_generate(case):
     assert made == expected and len(set(made)) > 3
 
 
-@pytest.mark.sample(quick=3)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("decoder", ["fused", "stock"])
 @pytest.mark.parametrize("reference", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", ["llava", "llava-window", "next-mistral"])
@@ -99,11 +101,13 @@ def test_decoders(name, decoder, reference):
     assert_close(torch.cat([state.logits[None], *passes]), case.expected(NEW[:6])[-7:])
 
 
+@pytest.mark.full
 def test_window_matters():
     near, far = (LlavaCase(LlavaKind(text="mistral", window=window)) for window in (7, None))
     assert (near.prefill().logits - far.prefill().logits).abs().max() > 0.1
 
 
+@pytest.mark.sample(quick=1)
 def test_pruned_prompt_is_the_prompt_with_hidden_rows(plain):
     visual = plain.prefix.visual
     kept = torch.tensor([i for i in range(len(visual)) if i % 3 == 1 or visual.required[i]])
@@ -184,6 +188,7 @@ def test_cells_are_where_their_pixels_are():
     assert [(int(seen.frame[i]), int(seen.row[i]), int(seen.column[i])) for i in moved] == [(1, 1, 2)]
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("name", ["llava", "llava-all-features"])
 def test_pooled_features(name):
     """2 x 2 means of the tower's features before the projector; of an odd side the last stands alone."""
@@ -217,6 +222,7 @@ def test_a_text_instead_of_the_video(plain):
 TURNS = [DialogueTurn("What is <image>?", "That.")]
 
 
+@pytest.mark.sample(quick=1)
 def test_control_tokens_in_prompts(plain):
     """Refused, placeholder or not; in a marked value they are the tokens of their letters, and change no other."""
     refused = r"prompt holds (<image>, which stands for the video|</s>, a control token)"
@@ -256,12 +262,14 @@ def test_template_without_a_place_for_images():
         model.prefix(model.encode(model.preprocess(clip(1, 50, 50))), PROMPT)
 
 
+@pytest.mark.sample(quick=1)
 def test_template_with_several_places_for_the_video(plain):
     model = adapter(LlavaKind(), template="<image> {{ messages[0]['content'][1]['text'] }} <image>")
     with pytest.raises(ModelError, match=r"tiny.*several places for a video \(<image>\)"):
         model.prefix(plain.seen, PROMPT)
 
 
+@pytest.mark.sample(quick=1)
 def test_a_value_before_the_video_is_not_its_place(plain):
     model = adapter(LlavaKind(), template="{{ messages[0]['content'][1]['text'] }} <image> Why?")
     prefix = model.prefix(plain.seen, f"Not {mark_value('<image>')}:")

@@ -39,6 +39,7 @@ def test_unpadding_is_the_librarys():
             assert torch.equal(cells[:, rows, columns], unpad_image(cells, (height, width)))
 
 
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize("size", [(60, 90), (90, 60), (84, 84), (30, 200), (200, 30), (42, 84), (41, 43)], ids=str)
 def test_tokens_are_the_stock_models(model, size):
     pixels = model.preprocess(clip(2, *size))

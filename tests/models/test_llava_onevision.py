@@ -58,6 +58,7 @@ def tied():
     return OnevisionCase(TIED)
 
 
+@pytest.mark.sample(quick=1)
 def test_full_prompt_and_margins(case):
     expected = case.expected()
     assert_close(case.prefill().logits, expected[-1])
@@ -65,6 +66,7 @@ def test_full_prompt_and_margins(case):
     assert (best[:, 0] - best[:, 1]).min() > 1e-3  # far above rounding: comparing token ids means something
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("decoder", ["fused", "stock"])
 @pytest.mark.parametrize("reference", ["sdpa", "eager"])
 def test_decoders(decoder, reference):

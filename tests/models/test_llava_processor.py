@@ -33,7 +33,7 @@ def processor(kind, template):
 ALREADY = VICUNA.replace("{% for message", "<s>{% for message", 1)
 
 
-@pytest.mark.sample(quick=4, full=24)
+@pytest.mark.sample(quick=1, full=24)
 @pytest.mark.parametrize("words", ["legacy", "first", "bare"])
 @pytest.mark.parametrize("template", [VICUNA, MISTRAL, ALREADY], ids=["vicuna", "mistral", "with-bos"])
 @pytest.mark.parametrize("prompt, system", [(PROMPT, None), ("Zwei Wörter?\n Ein 🚲!", "Be brief.")])
@@ -70,7 +70,7 @@ def same_bytes(got, expected, deviation):
     assert levels.max() < 14 and (levels > 1.01).float().mean() < 0.01 and levels.mean() < 0.4
 
 
-@pytest.mark.sample(quick=7)
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("family", ["llava", "llava_next"])
 def test_pixels_are_the_processors(family, size):
@@ -83,7 +83,7 @@ def test_pixels_are_the_processors(family, size):
         assert [list(got.grid[1:])] * 2 == expected["image_sizes"].tolist()
 
 
-@pytest.mark.sample(quick=3)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -108,6 +108,7 @@ def test_other_processors(changes, size):
     same_bytes(model.preprocess(shown).values, expected, settings["image_std"])
 
 
+@pytest.mark.full
 def test_no_processor_config_is_clips():
     model = type(adapter(LlavaKind()))("tiny", stock(LlavaKind()), tokenizer(), {})
     assert torch.equal(

@@ -156,6 +156,7 @@ def test_another_vocabulary(copy):
     assert "embed_tokens.weight first: " in message and "in the files" in message
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("key", ["model.language_model.layers.9.mlp.up_proj.weight", "model.extra.weight"])
 def test_tensors_that_the_model_does_not_have(copy, key):
     file = copy / "model.safetensors"
@@ -163,6 +164,7 @@ def test_tensors_that_the_model_does_not_have(copy, key):
     assert f"1 tensors of its files are not part of the model, {key} first" in refused(copy, "unreadable").message
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(
     "key",
     [
@@ -201,6 +203,7 @@ def test_name_that_the_hub_cannot_have(offline):
     assert "models get a" not in refused("a/b/c", "missing").hint
 
 
+@pytest.mark.full
 def test_sharded(checkpoints, tmp_path):
     copy_checkpoint(tmp_path, UNTIED, max_shard_size="100kB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
@@ -211,6 +214,7 @@ def test_sharded(checkpoints, tmp_path):
     assert str(tmp_path) in refused(tmp_path, "unreadable").message
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_dtypes_decode(checkpoints, dtype):
     model = load_model(str(checkpoints["tied"]), resolve_placement("cpu", dtype))
@@ -277,6 +281,7 @@ def test_no_cuda(monkeypatch):
     assert resolve_placement().device.type == "cpu"
 
 
+@pytest.mark.full
 def test_a_model_that_cannot_be_fused(checkpoints, copy):
     config = json.loads((copy / "config.json").read_text())
     config["text_config"]["hidden_act"] = "gelu"
@@ -298,6 +303,7 @@ def full(*_args, **_kwargs):
     raise torch.OutOfMemoryError("no room")
 
 
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")])
 @pytest.mark.parametrize("weights", [None, "int8", "int4"])
 def test_out_of_memory_while_weights_are_laid_out(checkpoints, monkeypatch, weights, error):
@@ -313,7 +319,7 @@ def test_out_of_memory_while_weights_are_laid_out(checkpoints, monkeypatch, weig
     assert ("models.weights: int4" in caught.value.hint) == (weights != "int4") and "\n" not in str(caught.value)
 
 
-@pytest.mark.sample(quick=2)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), RuntimeError("DefaultCPUAllocator: no memory")])
 @pytest.mark.parametrize("decoder", ["fused", "stock"])
 def test_out_of_memory_while_copies_are_rounded(checkpoints, monkeypatch, decoder, error):
@@ -355,6 +361,7 @@ def test_no_processor(copy):
     assert "neither preprocessor_config.json nor" in refused(copy, "unreadable").message
 
 
+@pytest.mark.full
 def test_templates(copy):
     (copy / "chat_template.json").write_text(json.dumps({"chat_template": "old <video>"}))
     (copy / "chat_template.jinja").write_text("new <video>")
@@ -372,6 +379,7 @@ def with_tokenizer_template(copy, template):
     (copy / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("several", [False, True])
 def test_a_template_in_the_tokenizers_config_only(copy, several):
     """As older tools save it; of several the default one."""
@@ -382,6 +390,7 @@ def test_a_template_in_the_tokenizers_config_only(copy, several):
     assert (model.template_text("P"), model.template_origin) == ("<video>PCAPTION:", "tokenizer_config.json")
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("template", ["{{ messages[0]['content'] + 'x' }}", "text only", "{% if %}"])
 def test_a_template_for_text_only_is_not_used(copy, template):
     with_tokenizer_template(copy, template)
@@ -389,6 +398,7 @@ def test_a_template_for_text_only_is_not_used(copy, template):
     assert model.template == model.default_template() and model.template_origin is None
 
 
+@pytest.mark.full
 def test_pairs(checkpoints):
     target, padded, foreign = (load_model(str(checkpoints[name]), CPU) for name in ("untied", "padded", "foreign"))
     check_pair(target, target)
@@ -421,6 +431,7 @@ def test_pairs_of_two_families(checkpoints):
         check_pair(target, other)
 
 
+@pytest.mark.full
 def test_pairs_of_llava_and_llava_next():
     """TABED's: a LLaVA-1.5 drafts for LLaVA-NeXT. Words must be the same nevertheless."""
     kinds = LlavaKind(family="llava_next"), LlavaKind(padding=62, seed=1), LlavaKind(tokenizer="foreign")
@@ -501,6 +512,7 @@ def test_the_dtype_on_a_cpu_follows_from_memory(numbers, free, fast, dtype):
     assert cpu_dtype(numbers, free, fast) is dtype
 
 
+@pytest.mark.full
 def test_a_model_that_does_not_fit_in_float32(checkpoints, monkeypatch):
     monkeypatch.setattr("vidspec.memory.available_memory", lambda: 2**20)
     assert load_model(str(checkpoints["tied"]), resolve_placement("cpu")).dtype is torch.bfloat16

@@ -28,6 +28,7 @@ def test_the_tower_stays_in_its_budget_but_for_a_large_frame(steps, rows, expect
     assert clip_memory(SIZES, visual=0, tokens=1, room=1, tower_rows=(steps, rows)).tower == expected
 
 
+@pytest.mark.full
 def test_a_listed_model_counts_as_a_loaded_one():
     """Keys and values of LLaVA-OneVision 7B, from the published facts and from the model."""
     load, made = MemoryWorkload(FRAMES, (384, 384), 512, "bfloat16"), captioner()

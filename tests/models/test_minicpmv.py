@@ -77,6 +77,7 @@ def compare(recorded):
         assert apart.max() < 2.01 / 255 and (apart > 1e-5).mean() < 0.01
 
 
+@pytest.mark.full
 def test_frames_are_the_processors():
     compare(np.load(RECORDED))
 
@@ -116,6 +117,7 @@ SHOWN = {
 }
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("name", SHOWN)
 def test_prompt_and_features_are_the_librarys(name):
     settings, size, counts = SHOWN[name]
@@ -197,6 +199,7 @@ def test_several_frames_in_one_picture_are_refused():
         adapter({"stack_frames": 5})
 
 
+@pytest.mark.full
 def test_checkpoints_load(case):
     model = loading.load_model(str(checkpoint("minicpmv4_6")), resolve_placement("cpu", "float32"))
     assert isinstance(model.frame_rule, SlicedFrames) and model.decoder.cached is not None

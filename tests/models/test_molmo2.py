@@ -98,6 +98,7 @@ def test_frames_are_the_installed_processors(tmp_path):
     compare(record_now(record_preprocess_molmo2.__file__, tmp_path / "now.npz"))
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("marks", [{}, {"use_frame_special_tokens": False, "video_use_col_tokens": True}])
 def test_prompt_is_the_processors(marks):
     """Its end token first, as its BOS is that; the tokens of frames stand for each other's neighbours."""
@@ -113,6 +114,7 @@ def test_prompt_is_the_processors(marks):
     assert len(case.prefix.bidirectional) == 27 + FRAMES * (5 if marks else 2)
 
 
+@pytest.mark.sample(quick=1)
 @torch.inference_mode()
 def test_features_are_the_towers(case):
     inputs = {key: case.inputs[key] for key in ("pixel_values_videos", "video_token_pooling", "video_grids")}
@@ -164,6 +166,7 @@ def test_what_is_left_of_a_pruned_video_sees_itself(case):
     assert_close(case.prefill(prefix).logits, expected)
 
 
+@pytest.mark.sample(quick=1)
 def test_a_part_of_a_video_is_not_reused(case):
     """Its rows were computed beside the rest of it."""
     earlier, cache = case.prefix, PrefixCache()
@@ -183,6 +186,7 @@ def test_what_cannot_be_run_is_refused():
         adapter(rope_parameters=yarn, rope_scaling_layers=[0, 1])
 
 
+@pytest.mark.full
 def test_checkpoints_load(tmp_path):
     folder = checkpoint("molmo2")
     model = loading.load_model(str(folder), resolve_placement("cpu", "float32"))

@@ -43,6 +43,7 @@ def apart(weights):
     return found
 
 
+@pytest.mark.full
 def test_experts_together_or_apart_are_one_layer(tmp_path):
     together = load(tmp_path / "together", tensors(EXPERT), EXPERT)
     assert together.blocks == (LAYERS,) and together.needs == {f"hidden@{LAYERS}"}
@@ -51,6 +52,7 @@ def test_experts_together_or_apart_are_one_layer(tmp_path):
     assert torch.equal(choices(load(tmp_path / "apart", apart(tensors(EXPERT)), EXPERT)), found)
 
 
+@pytest.mark.full
 def test_of_several_files_only_those_with_the_layer_are_read(tmp_path):
     folder, target = save(DENSE, tmp_path, tensors(DENSE)), adapter(DENSE)
     weights = load_file(folder / "model.safetensors")
@@ -67,7 +69,7 @@ def without(key):
     return lambda weights: {one: value for one, value in weights.items() if one != key}
 
 
-@pytest.mark.sample(quick=2)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
     [

@@ -116,6 +116,7 @@ def test_split_over_all_devices(asked, split):
     assert "quantization_config" not in options
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("bits", [8, 4])
 def test_quantised(asked, bits):
     options = asked(resolve_placement("cpu", "bfloat16", quantization=f"{bits}bit"))
@@ -172,6 +173,7 @@ def placed(monkeypatch, **settings):
     return dict(seen), [name for name, _ in seen]
 
 
+@pytest.mark.full
 def test_a_target_is_split_and_its_draft_is_not(monkeypatch):
     """The draft comes first: a map of the target counts the memory that is left."""
     where, order = placed(monkeypatch, device_map="balanced", draft_device="cpu", dtype="bfloat16")

@@ -38,6 +38,7 @@ def compare(name, recorded):
     np.testing.assert_allclose(got.mean((-1, -2), dtype=np.float64), recorded[f"{name}_mean"], rtol=0, atol=1e-4)
 
 
+@pytest.mark.sample(quick=3)
 @pytest.mark.parametrize("name", CASES)
 def test_equals_the_recorded_processor(name):
     compare(name, np.load(RECORDED))
@@ -107,6 +108,7 @@ def test_nearest_takes_pixels_as_they_are():
     torch.testing.assert_close(got, plain.repeat_interleave(2, -1).repeat_interleave(2, -2))
 
 
+@pytest.mark.sample(quick=3)
 @pytest.mark.parametrize("name", CASES)
 def test_devices_that_resize_floats_give_the_same_bytes(name):
     """The path of CUDA, here on the CPU."""

@@ -32,7 +32,7 @@ def built(name, folder):
         return transformers.AutoModelForImageTextToText.from_config(made, dtype=torch.bfloat16)
 
 
-@pytest.mark.sample(quick=6)
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_listed_is_what_the_config_makes(name, tmp_path):
     model, listed = built(name, tmp_path), KNOWN[name]
@@ -49,7 +49,7 @@ def test_listed_is_what_the_config_makes(name, tmp_path):
     assert decoder.axes == (3 if listed.family.startswith("qwen") else 1)
 
 
-@pytest.mark.sample(quick=7)
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if KNOWN[name].read])
 def test_listed_cost_is_that_of_the_config(name, tmp_path):
     model, listed = built(name, tmp_path), KNOWN[name]
@@ -59,6 +59,7 @@ def test_listed_cost_is_that_of_the_config(name, tmp_path):
     assert cost_of_known(listed) == (cost_of_stock if stock else cost_of_model)(language, model.lm_head, decoder)
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("size", ["3B", "7B"])
 def test_video_salmonn_is_qwen_and_the_authors_defaults(size):
     config = PUBLISHED[f"Qwen/Qwen2.5-VL-{size}-Instruct"]["config"]

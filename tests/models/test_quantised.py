@@ -55,6 +55,7 @@ def test_as_the_library_that_wrote_it(checkpoint, name):
     torch.testing.assert_close(logits, theirs["logits"][-1], rtol=0, atol=0.1 if rounded else 0.02)  # up to 16
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_in_the_dtype_of_the_model(checkpoint, dtype):
     model = load_model(str(checkpoint("gptq")), Placement(torch.device("cpu"), dtype), text=True)
@@ -114,7 +115,7 @@ def test_codes_stay(checkpoint, monkeypatch, capsys, name, decoder):
     assert (logits - expected).norm() < (2**-7 if bits == 4 else 1e-5) * expected.norm()
 
 
-@pytest.mark.sample(quick=2)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("name", ["gptq_order", "ct_fp8", "ct_fp8_block", "fp8", "bnb_nf4"])
 def test_what_no_layout_holds_becomes_plain(checkpoint, capsys, name):
     folder = checkpoint(name)
@@ -124,6 +125,7 @@ def test_what_no_layout_holds_becomes_plain(checkpoint, capsys, name):
     assert "loaded as float32" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_of_layers_that_are_one_product_all_keep_codes_or_none(checkpoint, monkeypatch):
     """Some publishers leave single layers as they are."""
     folder = checkpoint("ct_int4")
@@ -142,6 +144,7 @@ def test_of_layers_that_are_one_product_all_keep_codes_or_none(checkpoint, monke
     assert (logits - expected).norm() < 2**-7 * expected.norm()
 
 
+@pytest.mark.full
 @pytest.mark.sample(quick=1, full=2)
 @pytest.mark.parametrize(
     ("name", "decoder", "profile"),
@@ -175,6 +178,7 @@ def test_methods_that_are_not_read(checkpoint, changed, what):
     assert f"is quantised {what}, which is not read" in error.message and "AWQ" in error.hint
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("name, lost", [("gptq", "scales"), ("ct_int4", "weight_scale"), ("bnb_nf4", "absmax")])
 def test_tensors_that_are_missing(checkpoint, name, lost):
     folder = checkpoint(name)
@@ -193,7 +197,7 @@ def test_weights_of_several_dtypes_run_the_stock_blocks(checkpoint):
     )
 
 
-@pytest.mark.sample(quick=5)
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize(
     "name, words",
     [
@@ -237,6 +241,7 @@ def test_an_adapter_is_merged_as_peft_does(checkpoint):
     torch.testing.assert_close(logits, theirs["logits"][-1], rtol=0, atol=1e-4)
 
 
+@pytest.mark.full
 def test_an_adapter_of_another_model(checkpoint, tmp_path):
     folder = checkpoint("fp8")
     adapter = shutil.copytree(ADAPTER, tmp_path / "adapter")
@@ -255,6 +260,7 @@ def test_an_adapter_of_another_model(checkpoint, tmp_path):
         with_adapter(folder, adapter)
 
 
+@pytest.mark.full
 def test_adapters_that_are_no_plain_lora(checkpoint, tmp_path):
     folder = checkpoint("fp8")
     with pytest.raises(ModelError, match="is no adapter that can be read"):
@@ -267,6 +273,7 @@ def test_adapters_that_are_no_plain_lora(checkpoint, tmp_path):
             with_adapter(folder, adapter)
 
 
+@pytest.mark.full
 def test_the_record_names_the_adapter(checkpoint):
     overrides = {"models.target": str(checkpoint("fp8")), "models.adapter": str(ADAPTER), "models.device": "cpu"}
     overrides |= {"video.frames": 2, "generate.max_new_tokens": 2}

@@ -97,7 +97,7 @@ def gptq(bits_of, less=1):
     return quantise
 
 
-@pytest.mark.sample(quick=2)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_gptq_with_zero_points_of_zero(tmp_path, monkeypatch, bits, version):
@@ -108,6 +108,7 @@ def test_gptq_with_zero_points_of_zero(tmp_path, monkeypatch, bits, version):
     assert_read(tmp_path, references, monkeypatch)
 
 
+@pytest.mark.full
 def test_gptq_with_bits_for_each_layer(tmp_path, monkeypatch):
     """GPTQModel's ``dynamic``."""
     settings = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": False, "desc_act": False}
@@ -116,7 +117,7 @@ def test_gptq_with_bits_for_each_layer(tmp_path, monkeypatch):
     assert_read(tmp_path, references, monkeypatch)
 
 
-@pytest.mark.sample(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_auto_rounds_gptq_packing(tmp_path, monkeypatch, bits):
     settings = {"quant_method": "auto-round", "bits": bits, "group_size": GROUP, "sym": False, "data_type": "int"}
@@ -136,7 +137,7 @@ def test_other_packings_of_auto_round(tmp_path, packing):
     assert f"is quantised by auto-round in packing {packing or 'of its own'}, which is not read" in refused(tmp_path)
 
 
-@pytest.mark.sample(quick=2)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_compressed_tensors_with_zero_points_of_either_version(tmp_path, monkeypatch, bits, packed):
@@ -173,7 +174,7 @@ def fp8(kind):
 ALGORITHMS = ["FP8", "FP8_PER_CHANNEL_PER_TOKEN", "fp8_pb_wo"]
 
 
-@pytest.mark.sample(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_fp8_by_modelopt(tmp_path, monkeypatch, vidspec_models, algorithm, inside):
@@ -238,6 +239,7 @@ FP4 = {
 }
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("layout", FP4)
 def test_fp4(tmp_path, monkeypatch, vidspec_models, layout):
     method, algorithm = layout.split()

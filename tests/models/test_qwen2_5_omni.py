@@ -44,7 +44,7 @@ def case(request):
     return OmniCase(request.param)
 
 
-@pytest.mark.sample(quick=3, full=18)
+@pytest.mark.sample(quick=1, full=18)
 @pytest.mark.parametrize("heard", [0.0, 0.05, 1.2, 2.0, 7.3, 11.99])
 @pytest.mark.parametrize("every", full_but([0.7, 2.0], [0.04, 0.7, 1.0, 2.0, 3.3, 12.5]))
 def test_positions_are_the_librarys(every, heard):
@@ -54,6 +54,7 @@ def test_positions_are_the_librarys(every, heard):
     assert positions[..., -1].tolist() == [[case.prefix.next_position]] * 3
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(("heard", "every"), [(0.05, 0.5), (3.1, 0.5), (7.0, 1.0), (11.9, 3.5), (14.0, 1.0)])
 def test_prompt_and_spectrum_are_the_processors(heard, every):
     """The library's own code for the sound, and for what stands in the place of the video."""
@@ -90,6 +91,7 @@ def test_too_short_to_hear():
     assert made.sound is None
 
 
+@pytest.mark.sample(quick=1)
 def test_prefill_and_windows(case):
     read = case.engine.prefill(case.prefix, 32)
     assert_close(read.logits, case.expected()[-1])
@@ -121,6 +123,7 @@ def test_sound_is_heard_in_parts(monkeypatch):
         monkeypatch.undo()
 
 
+@pytest.mark.full
 def test_what_is_heard_is_neither_seen_nor_text():
     with pytest.raises(GenerationError, match=r"the prompt holds <\|AUDIO\|>, a control token"):
         OmniCase(3.1, prompt="What does <|AUDIO|> mean?")
@@ -193,6 +196,7 @@ def test_profiles_are_exact(pair, clips):
         assert together == texts, name
 
 
+@pytest.mark.full
 def test_by_sight_alone(pair, clips):
     """Without its sound a clip is captioned as if it had none."""
     deaf = captioner(pair, "specvlm", audio=False)
@@ -203,6 +207,7 @@ def test_by_sight_alone(pair, clips):
     assert record.token_ids == silent.token_ids != captioner(pair, "ar").caption(clips[0]).token_ids
 
 
+@pytest.mark.full
 def test_sound_comes_through_the_reader(pair, clips):
     hearing = captioner(pair, "ar")
     reader = ClipReader(timeout=60)

@@ -111,6 +111,7 @@ def test_rules_come_from_the_processor():
     assert (rules.patch, rules.max_pixels, rules.mean) == (PATCH, 512, (0.1, 0.2, 0.3))
 
 
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize("prompt", [PROMPT, "", "Zwei Wörter?\n\nEin 🚲!", " a <im_end> b"])
 @pytest.mark.parametrize("system", [None, "Be brief.\n"])
 def test_prompt_text(model, prompt, system):

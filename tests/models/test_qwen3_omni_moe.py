@@ -47,6 +47,7 @@ def case(request):
     return OmniCase(request.param)
 
 
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize("heard", [0.0, 0.05, 2.0, 7.3])
 @pytest.mark.parametrize("every", full_but([0.7, 2.0], [0.04, 0.7, 2.0, 3.3]))
 def test_positions_are_the_librarys(every, heard):
@@ -57,6 +58,7 @@ def test_positions_are_the_librarys(every, heard):
     assert positions[..., -1].tolist() == [[case.prefix.next_position]] * 3
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(("heard", "every"), [(0.05, 0.5), (3.1, 0.5), (7.0, 0.77)])
 def test_prompt_and_spectrum_are_the_processors(heard, every):
     """The library's own code for the sound, and for what stands in the place of the video."""
@@ -86,6 +88,7 @@ def test_too_short_to_hear(samples):
     assert adapter().preprocess(Clip(frames, np.arange(2.0), None, np.zeros(samples, np.float32))).sound is None
 
 
+@pytest.mark.sample(quick=1)
 def test_decoding(case):
     assert case.model.decoder.name == "stock" and "are not fused" in case.model.decoder.why
     check_decoders(case, NEW)
@@ -94,6 +97,7 @@ def test_decoding(case):
     check_tree(case, NEW, [300, 301, 302, 303, 304, 305, 306])
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("every", [0.7, 2.0])
 def test_greedy_decoding_is_generate(every):
     check_generate(OmniCase(3.1, every=every))
@@ -105,6 +109,7 @@ def test_pooled_features(case):
     assert case.seen.grid == (3, 3, 5)
 
 
+@pytest.mark.full
 def test_sound_is_encoded_in_parts(monkeypatch):
     """Parts of whole windows give what the tower gives at once; a rest shorter than a piece goes with the last."""
     for heard, count in ((4.5, 2), (6.0, 3)):

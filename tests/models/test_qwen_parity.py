@@ -66,7 +66,7 @@ def case(request):
     return QwenCase(request.param)
 
 
-@pytest.mark.sample(quick=3)
+@pytest.mark.sample(quick=1)
 def test_full_prompt_and_margins(case):
     with torch.inference_mode():
         whole = case.stock(**case.inputs).logits[0, :, : case.model.vocabulary]
@@ -76,7 +76,7 @@ def test_full_prompt_and_margins(case):
     assert (best[:, 0] - best[:, 1]).min() > 1e-3  # far above rounding: comparing token ids means something
 
 
-@pytest.mark.sample(quick=2)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("decoder", ["fused", "stock"])
 @pytest.mark.parametrize("reference", ["sdpa", "eager"])
@@ -86,6 +86,7 @@ def test_decoders(family, decoder, reference):
     check_decoders(case, NEW)
 
 
+@pytest.mark.sample(quick=5)
 @pytest.mark.parametrize("chunks", [[1] * 8, [8], [1, 5, 2]])
 def test_chunked_decoding(case, chunks):
     check_chunks(case, NEW, chunks)
@@ -95,6 +96,7 @@ def test_rollback(case):
     check_rollback(case, NEW, [300, 301, 302, 303, 304])
 
 
+@pytest.mark.sample(quick=1)
 def test_a_tree_equals_each_path_alone(case):
     check_tree(case, NEW, [300, 301, 302, 303, 304, 305, 306])
 
@@ -239,6 +241,7 @@ def pool_slowly(tower, family, values, grid):
     return [found[-1], *found[:-1]]
 
 
+@pytest.mark.sample(quick=6)
 @pytest.mark.parametrize("size", [(3, 5), (4, 6), (1, 1), (7, 2)])
 @torch.inference_mode()
 def test_pooled_features(case, size):
@@ -283,6 +286,7 @@ def test_text_instead_of_the_video(case):
     assert_close(case.prefill(prefix).logits, expected)
 
 
+@pytest.mark.sample(quick=1)
 def test_prompt_that_says_video(case):
     seen = case.model.encode(case.pixels)
     for given in (("What does <|video_pad|> mean?",), ("Describe.<|im_end|>",), (PROMPT, "<|video_pad|>")):

@@ -43,6 +43,7 @@ def written(folder, config):
     return str(folder)
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(
     ("config", "family", "decoder"),
     [

@@ -73,6 +73,7 @@ def test_plain_decoding_is_generate(family):
         assert case.greedy(12) == expected.tolist()[: len(case.greedy(12))], seed
 
 
+@pytest.mark.full
 def test_checkpoints_load():
     for family in sorted(STOCK):
         folder = checkpoint(family, tied=False)

@@ -82,6 +82,7 @@ def read(monkeypatch):
     return found
 
 
+@pytest.mark.full
 @pytest.mark.sample(quick=1, full=3)
 @pytest.mark.parametrize("kind", full_but(["Llama"], ["Qwen2", "Qwen3", "Llama"]))
 @pytest.mark.parametrize("system", [None, "Be brief."])
@@ -118,7 +119,7 @@ def test_a_draft_in_another_process_reads_the_targets_prompt_too(folders, monkey
     assert clip.context.text("\n").token_ids.tolist() == expected
 
 
-@pytest.mark.sample(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["Qwen2", "Qwen3", "Llama"])
 def test_it_reads_and_goes_on_as_the_stock_model_does(target, tmp_path, kind):
     model = loading.load_model(save(tmp_path, kind), WHERE, text=True)
@@ -137,6 +138,7 @@ def test_it_reads_and_goes_on_as_the_stock_model_does(target, tmp_path, kind):
     torch.testing.assert_close(rows, expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("topology", ["chain", "tree"])
 def test_it_drafts_without_the_video_and_the_text_is_the_targets(target, folders, topology):
     draft = loading.load_model(folders["draft"], WHERE, text=True)
@@ -150,12 +152,14 @@ def test_it_drafts_without_the_video_and_the_text_is_the_targets(target, folders
     assert found.models["draft"] == folders["draft"]
 
 
+@pytest.mark.full
 def test_a_profile_loads_it(folders):
     names = {"models.pair": None, "models.target": folders["target"], "models.draft": folders["draft"]}
     with Captioner.from_profile("onsd", overrides={**FEW, **names, "models.device": "cpu"}) as captioner:
         assert captioner.caption(shipped()[0]).counters["drafted"]
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("profile", ["vanilla-sd", "tabed-mt"])
 def test_a_draft_that_is_shown_the_video_needs_to_see(target, folders, profile):
     draft = loading.load_model(folders["draft"], WHERE, text=True)

@@ -9,6 +9,7 @@ from tests.tiers import full_but
 from vidspec.engine.forward import Engine
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("family", full_but(["llava_onevision", "qwen2_5_vl"], sorted(ADAPTERS)))
 def test_a_prompt_without_a_video(family):
     model = ADAPTERS[family]()

@@ -35,6 +35,7 @@ def transient(work, kept):
     return (found.peak - IN_BLOCK * BLOCK) / NUMBERS - kept
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("precision, kept", [("int8", 1), ("int4", 0.55)])
 def test_rounding_for_a_gpu(monkeypatch, precision, kept):
     monkeypatch.setattr(quantised, "kernel_on", lambda *_: "triton")
@@ -77,6 +78,7 @@ NVFP4 = {
 FP8 = {"weight": torch.zeros(OUT, INNER).to(torch.float8_e4m3fn), "scale": torch.rand(OUT // 64, INNER // 64)}
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(
     "read, parts, kept, most",
     [

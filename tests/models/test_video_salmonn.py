@@ -35,7 +35,7 @@ def loaded():
     return load_model(str(checkpoint("video_salmonn2_plus")), PLACE)
 
 
-@pytest.mark.sample(quick=3)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("found", RECORDED, ids=[f"{one['steps']}-{one['heard']}" for one in RECORDED])
 def test_texts_are_the_authors(found, loaded):
     steps, heard = found["steps"], found["heard"]
@@ -82,6 +82,7 @@ def test_a_clip_without_sound(loaded):
     assert heard.sound.shape == (16, 6000) and loaded.audio_tokens(488000) == 120
 
 
+@pytest.mark.full
 def test_a_model_in_parts(loaded):
     """The audio tower is on one device as a whole, here on none."""
     parts = {"model": "cpu", "lm_head": "cpu", "audio": "disk"}
@@ -104,6 +105,7 @@ def refused(folder, changes):
     return error.value.message
 
 
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize(
     ("changes", "what"),
     [

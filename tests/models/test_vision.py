@@ -82,7 +82,7 @@ def assert_equal(seen, levels):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 
-@pytest.mark.sample(quick=9)
+@pytest.mark.sample(quick=3)
 @pytest.mark.parametrize("fitting", [0.5, 2, 3.5])
 def test_chunks_give_the_stock_features(case, fitting, monkeypatch):
     pixels = case.pixels(STEPS)
@@ -92,7 +92,7 @@ def test_chunks_give_the_stock_features(case, fitting, monkeypatch):
     assert seen.frame.max() == STEPS - 1 and seen.seconds == pixels.seconds and seen.grid[0] == STEPS
 
 
-@pytest.mark.sample(quick=5)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("name", [QWEN25, QWEN3])
 def test_windows_in_batches_give_the_stock_features(name, grid):
@@ -159,6 +159,7 @@ def test_window_attention(lengths, dtype):
         torch.testing.assert_close(given[:, start:end].float(), expected, rtol=0, atol=close)
 
 
+@pytest.mark.sample(quick=8)
 @pytest.mark.parametrize("fitting, sizes", [(0.5, [1] * STEPS), (2, [1, 2, 2, 2]), (6.9, [3, 4]), (7, [7])])
 def test_no_chunk_is_over_the_budget(case, fitting, sizes, monkeypatch):
     pixels = case.pixels(STEPS)
@@ -190,6 +191,7 @@ class Memory(TorchDispatchMode):
         return made
 
 
+@pytest.mark.sample(quick=2)
 def test_memory_stays_in_the_budget(case, monkeypatch):
     """Beside the pixels, the features and their copy in one piece."""
 

@@ -29,7 +29,7 @@ def machine(monkeypatch):
     return set_up
 
 
-@pytest.mark.sample(quick=3)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("family", ADAPTERS)
 def test_features_are_those_of_a_float32_tower(family):
     model, whole = ADAPTERS[family](), ADAPTERS[family]()
@@ -47,7 +47,7 @@ def test_features_are_those_of_a_float32_tower(family):
     assert Engine(model).prefill(prefix, 1).logits.isfinite().all()
 
 
-@pytest.mark.sample(quick=3)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(
     ("slow", "free", "dtype", "tower"),
     [
@@ -71,6 +71,7 @@ def test_where_it_is_chosen(machine, tmp_path, capsys, slow, free, dtype, tower)
     )
 
 
+@pytest.mark.full
 def test_captions_are_written_from_it(machine, tmp_path):
     machine(True, 10**9)
     overrides = {"models.target": str(make.assemble("fp8", tmp_path)), "models.device": "cpu"}

@@ -76,6 +76,7 @@ def test_temporal_term_equals_a_literal_transcription(shape, newline, seed):
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.full
 @settings(deadline=None, max_examples=examples(25))
 @given(SHAPES, st.booleans(), st.integers(0, 99))
 def test_spatial_term_equals_a_literal_transcription(shape, newline, seed):
@@ -106,6 +107,7 @@ def real(prefill):
     return visual_tokens(3, rows, columns, newline=False, features=visual.features[:n]), prefill.signals.attention[:n]
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("terms", TERMS)
 def test_score_of_a_real_prefill(real, terms):
     visual, attention = real

@@ -35,6 +35,7 @@ def test_a_long_video_in_a_wide_model(name):
     assert watched.bytes <= 8 * len(visual)
 
 
+@pytest.mark.sample(quick=4)
 @pytest.mark.parametrize("name", METHODS)
 def test_a_long_text(name):
     """Less than a number per visual token and text token, which would be n x 600: at most six copies of n x 32."""
@@ -47,6 +48,7 @@ def test_a_long_text(name):
     assert 0 < watched.peak <= 6 * 4 * n * HIDDEN < 4 * n * TEXT < 4 * n * n
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("name", ["uv", "uv_similarity", "hippo", "fastvid"])
 def test_large_videos_go_through_in_blocks(name, monkeypatch):
     pruner = pruners.get(name)()

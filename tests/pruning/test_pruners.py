@@ -43,7 +43,7 @@ LAYOUTS = st.one_of(
 )
 
 
-@pytest.mark.sample(quick=7)
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize("name", METHODS)
 @settings(deadline=None, max_examples=examples(40))
 @given(LAYOUTS, ALPHA, st.integers(0, 5))
@@ -65,7 +65,7 @@ def test_contract(name, visual, alpha, seed):
         assert kept.tolist() == list(range(n))
 
 
-@pytest.mark.sample(quick=6)
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize("name", METHODS)
 def test_budget_is_exact_for_every_alpha(name):
     """Every fiftieth of ``alpha``, or every twentieth, for videos of 1 to 9 tokens, where rounding shows, and more."""

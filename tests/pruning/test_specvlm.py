@@ -67,7 +67,7 @@ def test_equals_it_on_a_real_prefill(prefill, alpha):
         assert SpecVLMPruner(lam_r)(prefill.signals, alpha).tolist() == expected
 
 
-@pytest.mark.sample(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("alpha", [0.2, 0.4])
 def test_the_second_stage_fills_the_budget_of_a_clip(monkeypatch, alpha):
     """Attention of a small model that reads a clip: a share of 0.4 lies on fewer tokens than the budget has."""

@@ -59,6 +59,7 @@ def captioner(pair, profile, **settings):
     return Captioner(profiles.load(profile, {**few, **settings}, env={}), *pair)
 
 
+@pytest.mark.sample(quick=3)
 @pytest.mark.parametrize(("profile", "options"), OPTIONS.items())
 def test_options_of_the_profile_arrive(pair, profile, options):
     assert options.items() <= vars(captioner(pair, profile).client.setup.pruner).items()
@@ -73,7 +74,7 @@ def test_options_are_those_the_constructor_names():
     assert build_part(type("Plain", (), {"needs": frozenset()}), {"layer": 7}, depth=4).needs == frozenset()
 
 
-@pytest.mark.sample(quick=5)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("method", METHODS)
 def test_only_what_a_pruner_needs_is_observed(pair, method, monkeypatch):
     prefilled, given = [], []

@@ -48,7 +48,7 @@ class Store:
         self.front = Front(DomainDispatcherApplication(create_backend_app))
         self._server = make_server("127.0.0.1", 0, self.front, threaded=True)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def close(self) -> None:
         self._server.shutdown()

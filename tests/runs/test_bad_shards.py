@@ -71,6 +71,7 @@ BASE = {
 }
 
 
+@pytest.mark.full
 @settings(max_examples=examples(150))
 @given(st.sampled_from(sorted(BASE)), st.integers(0, 2**32), st.booleans())
 def test_mutated_headers_of_tars(base, seed, summed):
@@ -136,6 +137,7 @@ PARQUET = [
 ]
 
 
+@pytest.mark.full
 @settings(max_examples=examples(150))
 @given(st.sampled_from([0, 1]), st.integers(0, 2**32))
 def test_mutated_parquet_files(base, seed):

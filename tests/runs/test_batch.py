@@ -182,6 +182,7 @@ def test_records_satisfy_the_schema(captioner):
         jsonschema.validate(json.loads(outcome.caption.to_json()), record_schema())
 
 
+@pytest.mark.sample(quick=3)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -148,6 +148,7 @@ def test_a_captioner_that_ends_too_soon_is_a_bug(captioner):
         captioned(captioner, ["good.mp4", "2/good.mp4"], JobConfig())
 
 
+@pytest.mark.full
 def test_a_folder_with_many_broken_files(tmp_path, monkeypatch, capsys):
     from vidspec.cli import main
 

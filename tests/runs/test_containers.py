@@ -333,6 +333,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert int(ran.stdout) < 96 << 10, "KiB above those after the first clip"
 
 
+@pytest.mark.full
 def test_clips_are_read_under_their_own_name():
     """By the process that reads clips: the frames, and errors that name the clip and no temporary file."""
     from types import SimpleNamespace

@@ -109,7 +109,7 @@ class Server(BaseHTTPRequestHandler):
 def serving():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     server.daemon_threads, server.seen, server.over = True, [], threading.Event()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         yield server, f"http://127.0.0.1:{server.server_port}"
     finally:
@@ -156,12 +156,14 @@ def test_what_a_server_gives(server):
         assert Path(file).read_bytes() == bytes([1]) * 200_000
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("kind", ["hang", "stall", "trickle"])
 def test_a_timeout_holds_for_a_clip(server, kind):
     error = failure(f"{server[1]}/{kind}.mp4", timeout=0.4)
     assert error.kind == "timeout" and "not fetched within 0.4 s" in error.message and error.hint == "raise --timeout"
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("kind", ["hang", "stall", "trickle"])
 def test_without_a_timeout_a_store_that_stalls_is_an_error(server, kind, monkeypatch):
     monkeypatch.setattr("vidspec.runs.allowance.STALLED", 0.4)
@@ -177,7 +179,7 @@ def test_a_clip_that_never_ends(server):
     assert error.kind == "too_large"
 
 
-@pytest.mark.sample(quick=2)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("kind", ["hang", "stall", "lying"])
 def test_a_shard_that_hangs_or_never_ends(server, kind):
     began = time.monotonic()

@@ -181,6 +181,7 @@ def test_a_replica_without_models_ends_the_run(tasks):
         list(replica_outcomes(refusing, tasks, CONFIG, GROUPS))
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("baseline", [False, True])
 def test_nothing_is_prepared_ahead_where_times_are_compared(monkeypatch, baseline):
     """As in this process."""
@@ -234,6 +235,7 @@ class Players:
         return parts
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("segments", [1, 5])
 def test_only_what_a_captioner_dies_of_fails(count, segments):

@@ -61,6 +61,7 @@ def test_a_reader_keeps_no_memory_of_its_clips(reader):
     assert read_clips(60) - warm < 3 << 20
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has memory of several processes by a number")
 def test_frames_are_not_copied_and_leave_the_reader_with_their_clip(reader):
     def mapped(pid="self"):
@@ -79,6 +80,7 @@ def test_frames_are_not_copied_and_leave_the_reader_with_their_clip(reader):
     assert here not in mapped()
 
 
+@pytest.mark.full
 def test_frames_come_over_where_no_memory_is_shared(monkeypatch, tmp_path):
     """As on macOS and Windows."""
     (tmp_path / "sitecustomize.py").write_text("import os; vars(os).pop('memfd_create', None)", encoding="utf-8")
@@ -88,6 +90,7 @@ def test_frames_come_over_where_no_memory_is_shared(monkeypatch, tmp_path):
     assert np.array_equal(clip.frames, here.frames) and np.array_equal(clip.timestamps, here.timestamps)
 
 
+@pytest.mark.full
 def test_errors_come_over_with_their_kinds(reader, tmp_path):
     with pytest.raises(VideoError) as caught:
         reader.read(str(tmp_path / "no.mp4"), None, None, VIDEO)
@@ -123,6 +126,7 @@ def test_sound_is_read_for_a_captioner_with_audio_input(monkeypatch, seconds):
     assert asked == [{"frames": 3, "sound": seconds, "gpu": 1}]
 
 
+@pytest.mark.full
 def test_a_captioners_objection_is_the_clips_error(reader):
     def refuse(path, prompt, frames, height, width):
         raise GenerationError(f"{path}: {prompt} {frames}", kind="context")
@@ -156,12 +160,14 @@ def dying(monkeypatch, starts):
     return started
 
 
+@pytest.mark.full
 def test_a_reader_that_dies_while_it_starts_is_started_again(monkeypatch, reader):
     started = dying(monkeypatch, 1)
     reader.start()
     assert len(reader.read(CLIP, None, None, VIDEO)) == 3 and len(started) == 2
 
 
+@pytest.mark.full
 def test_a_reader_that_never_starts_costs_the_clip_and_not_the_run(monkeypatch, reader):
     started = dying(monkeypatch, 2)
     first, second = works(jobs_of(CLIP, CLIP), JobConfig(video=VIDEO), reader)
@@ -239,6 +245,7 @@ def slow_storage(monkeypatch, tmp_path):
     (tmp_path / "sitecustomize.py").unlink(missing_ok=True)
 
 
+@pytest.mark.full
 def test_a_reader_that_makes_no_progress_is_killed_and_replaced(slow_storage, tmp_path):
     """Without any --timeout."""
     path = str(clips.make(tmp_path / "a.mp4", pts=12))
@@ -262,6 +269,7 @@ def test_a_slow_reader_is_not_killed_while_it_makes_progress(slow_storage, tmp_p
     assert time.monotonic() - began > 2.0
 
 
+@pytest.mark.full
 def test_time_in_which_nothing_is_asked_of_a_reader_does_not_count(reader):
     """A captioner may take its time to say whether it takes a clip."""
     reader.read(CLIP, None, None, VIDEO)
@@ -398,6 +406,7 @@ def settled(slow):
     return count
 
 
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize(("ahead", "most", "read"), [(2, 1 << 30, 3), (5, 1 << 30, 6), (5, 2500, 2), (5, 10, 1)])
 @pytest.mark.parametrize("readers", [1, 2])
 def test_no_more_is_read_than_may_wait_and_than_memory_is_allowed(ahead, most, read, readers):
@@ -415,6 +424,7 @@ def test_no_more_is_read_than_may_wait_and_than_memory_is_allowed(ahead, most, r
     assert paths == set(map(str, range(20))) and slow.closed
 
 
+@pytest.mark.full
 def test_what_is_in_work_counts_until_it_is_finished():
     """300 tiny clips, taken at once and finished late: no more are held than memory is allowed for."""
     slow = SlowReader()
@@ -447,6 +457,7 @@ def test_frames_that_are_needed_later_stay(more):
     assert work.reread is None and work.without_pixels().clip is work.clip
 
 
+@pytest.mark.full
 def test_frames_are_read_again_from_the_file():
     (work,) = works(jobs_of(CLIP), JobConfig(video=VIDEO), SlowReader())
     bare = work.without_pixels()
@@ -629,6 +640,7 @@ def test_context_quotes_the_segment_before(monkeypatch, batch):
     assert captioner.client.most == min(batch, 3)
 
 
+@pytest.mark.full
 def test_a_caption_that_takes_too_long_fails_and_its_neighbours_do_not(monkeypatch):
     monkeypatch.setattr("vidspec.runs.local.ClipReader", lambda timeout, stall: SlowReader())
 
@@ -667,6 +679,7 @@ def test_fixed_segments(length, start, end, cuts):
     assert fixed_segments(length, start, end) == list(pairwise(cuts))
 
 
+@pytest.mark.full
 def test_segments_of_a_clip(reader):
     duration = read(CLIP, frames=1).facts.duration_s
     found = reader.segments(CLIP, 5.0, 1.0, None)

@@ -193,6 +193,7 @@ def test_parts_are_merged(tmp_path, recorded):
         merge_records([tmp_path / "other.tar"])
 
 
+@pytest.mark.full
 def test_a_large_part_is_not_held_as_a_whole(tmp_path, recorded):
     pytest.importorskip("pyarrow")
     form, record = make_format("parquet"), recorded("a.mp4")

@@ -52,7 +52,7 @@ def test_the_gap_is_that_of_penalised_logits(captioner):
     assert ties.logit_gap(penalised.client, request, ids, [*ids[:5], ids[5] + 1]) < float("inf")
 
 
-@pytest.mark.sample(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("dtype", "epsilon", "passes"), [("bfloat16", 10.0, True), ("bfloat16", 2**-5, False), ("float32", 10.0, False)]
 )

@@ -89,7 +89,7 @@ def test_lmms_eval(url, captioner, sends):
     assert answer.usage.completion_tokens == len(expected.token_ids)
 
 
-@pytest.mark.sample(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("stream", [False, True])
 def test_vlmevalkit(url, captioner, stream):
     """``LMDeployWrapper`` and ``OpenAISDKWrapper``: JPEG frames between texts, their extra keys, ``n`` and a key."""

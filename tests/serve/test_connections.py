@@ -74,6 +74,7 @@ def test_headers_that_do_not_come():
         assert httpx.get(url).status_code == 200
 
 
+@pytest.mark.full
 def test_an_answer_that_is_not_read():
     with application_at() as (url, port), connect(port, b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n") as made:
         time.sleep(4 * PATIENCE)
@@ -90,6 +91,7 @@ def test_idle_connections_make_place(few):
         assert idle[0].recv(100) == b""
 
 
+@pytest.mark.full
 def test_connections_in_use_do_not(few):
     with application_at() as (url, port), ExitStack() as opened:
         busy = [opened.enter_context(connect(port, HEAD + b"\r\n{")) for _ in range(4)]

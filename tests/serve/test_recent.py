@@ -173,6 +173,7 @@ def test_nothing_is_kept_without_memory_for_it(captioner_of, work, settings):
     assert texts == [captioner.caption(CLIPS[0]).caption] * 2
 
 
+@pytest.mark.full
 def test_what_was_not_asked_about_for_long_is_dropped(captioner_of, monkeypatch):
     captioner = captioner_of("vanilla-sd")
     monkeypatch.setattr(recent, "KEPT_S", 0.2)

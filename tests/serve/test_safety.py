@@ -50,7 +50,7 @@ def hosts():
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), Media) for _ in range(2)]
     for one in servers:
         one.seen = []
-        threading.Thread(target=one.serve_forever, daemon=True).start()
+        threading.Thread(target=one.serve_forever, args=(0.02,), daemon=True).start()
     yield servers
     for one in servers:
         one.shutdown()

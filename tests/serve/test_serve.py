@@ -111,6 +111,7 @@ FIELDS = [
 ]
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(("fields", "keys"), full_but(FIELDS[1:4:2], FIELDS))
 def test_fields_are_keys_of_the_profile(server, captioner, fields, keys):
     from vidspec.config import profiles
@@ -142,7 +143,7 @@ def test_a_schema_is_followed(server):
     assert cut.status_code == 400 and cut.json()["error"]["param"] == "max_tokens"
 
 
-@pytest.mark.sample(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("fields", "video"),
     [
@@ -188,6 +189,7 @@ def test_images_are_the_frames_of_a_video(server, captioner):
     assert noted["choices"][0]["message"]["content"] == expected.caption
 
 
+@pytest.mark.full
 def test_one_image_is_an_image(server, captioner, tmp_path):
     file = tmp_path / "one.png"
     file.write_bytes(pictures(captioner, 1)[1][0])
@@ -206,6 +208,7 @@ def test_frames_of_one_data_url(server, captioner):
     assert ask(server[0], asked(url)).json()["vidspec"]["timestamps"] == [0.0, 0.5]
 
 
+@pytest.mark.full
 def test_system_message_and_earlier_turns(server, captioner):
     body = asked(data_url(CLIPS[0]), text="What is it?")
     body["messages"] = [
@@ -219,6 +222,7 @@ def test_system_message_and_earlier_turns(server, captioner):
     assert ask(server[0], body).json()["choices"][0]["message"]["content"] == expected.caption
 
 
+@pytest.mark.full
 def test_a_file_part(server, captioner):
     part = {"type": "file", "file": {"file_data": data_url(CLIPS[0]), "filename": "clip.mp4"}}
     body = {"messages": [{"role": "user", "content": [part, {"type": "text", "text": "What moves?"}]}]}
@@ -229,6 +233,7 @@ def test_a_file_part(server, captioner):
 GOOD = data_url(CLIPS[0])
 
 
+@pytest.mark.sample(quick=10)
 @pytest.mark.parametrize(
     ("change", "param"),
     [
@@ -266,6 +271,7 @@ def test_what_cannot_be_served_names_its_field(server, change, param):
     assert tempfile.gettempdir() not in error["message"] and "generate." not in error["message"]
 
 
+@pytest.mark.full
 def test_unknown_fields_are_told_once(server):
     url, notes = server
     for _ in range(2):
@@ -344,6 +350,7 @@ def test_a_full_queue_and_a_client_that_goes_away(captioner):
     assert slab.used == before
 
 
+@pytest.mark.full
 def test_a_body_counts_until_its_media_are_read(captioner, monkeypatch):
     body, entered, may_read, read = asked(GOOD, max_tokens=3), threading.Event(), threading.Event(), MediaReader.read
 
@@ -364,6 +371,7 @@ def test_a_body_counts_until_its_media_are_read(captioner, monkeypatch):
         assert [ask(url, body).status_code for _ in range(2)] == [200, 200]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere temporary files have names")
 def test_media_are_in_no_file_that_a_killed_server_would_leave(captioner, monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -414,7 +422,7 @@ def kept_after_a_while(others, *names):
         time.sleep(0.05)
 
 
-@pytest.mark.sample(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("timeout", [60, 0.001])
 def test_an_answered_request_is_not_kept(captioner, no_collections, timeout):
     damaged, long = asked(data_url(b"no video")), asked(GOOD, max_tokens=1_000_000)
@@ -429,6 +437,7 @@ def test_an_answered_request_is_not_kept(captioner, no_collections, timeout):
         assert kept_after_a_while(no_collections, "Clip") == []
 
 
+@pytest.mark.full
 def test_a_bug_in_a_pass_is_one_clips(captioner, monkeypatch, capfd):
     expected = captioner.caption(CLIPS[0]).caption
     read = captioner.client.setup.read
@@ -447,6 +456,7 @@ def test_a_bug_in_a_pass_is_one_clips(captioner, monkeypatch, capfd):
     assert "secret /path" in capfd.readouterr().err
 
 
+@pytest.mark.full
 def test_the_page_loads_nothing_from_elsewhere(server, captioner):
     url, _ = server
     page = httpx.get(f"{url}/")

@@ -173,6 +173,7 @@ def test_an_mp4_without_its_index(tmp_path, decoder):
     assert error.kind == "truncated" and error.hint
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("name", ["cut.mp4", "cut.mkv", "cut.avi"])
 def test_a_file_cut_short_is_read_up_to_the_cut_but_not_beyond(tmp_path, name):
     how = {"mp4": FAST, "mkv": {}, "avi": {"codec": "mpeg4"}}[name[-3:]]
@@ -196,6 +197,7 @@ def test_a_cut_transport_stream_is_a_shorter_one(tmp_path):
     assert len(numbers) > 10 and numbers == list(range(len(numbers)))
 
 
+@pytest.mark.sample(quick=1)
 def test_every_cut_gives_exact_frames_or_one_error(tmp_path, decoder):
     whole = clips.make(tmp_path / "whole.mp4", pts=30, b_frames=2, gop=10, **FAST)
     path = tmp_path / "part.mp4"

@@ -31,6 +31,7 @@ def test_a_part_has_exactly_its_frames_whether_copied_or_encoded(tmp_path, start
     assert cut(film, start, end, tmp_path / "part.mp4") == (how, expected)
 
 
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize(
     ("name", "made"),
     [
@@ -55,6 +56,7 @@ def test_a_long_held_frame_is_the_whole_part(tmp_path):
     assert cut(film, 2.4, 3.2, tmp_path / "part.mp4")[1] == [1]
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(("codec", "kept"), [("flac", "flac"), ("pcm_s16le", "aac")])
 def test_the_sound_is_that_of_the_part(tmp_path, codec, kept):
     """A tone in the third second of four."""

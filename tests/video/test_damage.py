@@ -79,6 +79,7 @@ def test_a_transport_stream_without_a_quarter(tmp_path, stream):
     assert beyond.facts.damage == ()
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(("at", "first"), [(0, 2.4), (20_000, 0.0)])
 def test_zeros_in_an_mp4_cost_frames_and_move_none_in_time(tmp_path, picture, at, first):
     path = zeroed(tmp_path / "zeros.mp4", picture, at, 65536)
@@ -110,6 +111,7 @@ def test_decord_is_not_believed_where_pyav_finds_damage(tmp_path, picture):
         assert "damaged" in refused(tmp_path / "noise.mp4", decoder=decoder, frames=1000)
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("sound", [False, True])
 def test_two_transport_streams_in_one_file_are_called_joined(tmp_path, sound):
     parts = [clips.make(tmp_path / f"{n}.ts", pts=n, b_frames=2, gop=10, audio=sound) for n in (50, 30)]

@@ -53,6 +53,7 @@ def gpu(monkeypatch):
     return given
 
 
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize("decoder", DEVICES)
 @pytest.mark.parametrize("name", full_but(list(GOOD)[:2], GOOD))
 def test_frames_are_those_of_software(name, decoder, gpu, tmp_path):

@@ -37,6 +37,7 @@ def clip(request, tmp_path_factory):
     return clips.make(path, **{"pts": 100, **KINDS[request.param]})
 
 
+@pytest.mark.sample(quick=2)
 def test_the_keyframes_nearest_to_each_time(clip):
     """Fewer than asked for where several times share one; as they are in exact reading."""
     exact = video.read(clip, frames=1000)
@@ -99,6 +100,7 @@ OPEN = {
 }
 
 
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize("suffix", ["mp4", "mkv", "ts"])
 @pytest.mark.parametrize("params", OPEN.values(), ids=OPEN)
 def test_open_groups_of_pictures_that_were_cut_by_copying_are_read(tmp_path, params, suffix):
@@ -112,6 +114,7 @@ def test_open_groups_of_pictures_that_were_cut_by_copying_are_read(tmp_path, par
     assert len(video.read(path, frames=1000)) == 60 - numbers[0]
 
 
+@pytest.mark.full
 def test_damage_to_a_cut_of_open_groups_is_an_error(tmp_path):
     """Nowhere are other pictures delivered: what is concealed in two ways differs."""
     source = survey.encode(tmp_path / "whole.mp4", "libx264", {"crf": "26", "x264-params": OPEN["pyramid"]})

@@ -87,6 +87,7 @@ def test_frames_that_fit_stay_as_they_are(tmp_path, monkeypatch):
     assert 0.99 * 336**2 < width * height <= 336**2
 
 
+@pytest.mark.full
 def test_decoders_take_fewer_threads_for_larger_pictures(huge, tmp_path, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 64)
     monkeypatch.setattr("os.sched_getaffinity", lambda who: set(range(64)))
@@ -133,6 +134,7 @@ def test_more_frames_than_there_is_memory_for(tmp_path, monkeypatch):
     assert len(video.read(path)) == 2
 
 
+@pytest.mark.full
 def test_timestamps_that_end_decord_are_left_to_pyav(tmp_path, reader):
     """decord makes room for all frames that fit into the duration, and aborts its process where it cannot."""
     path = solid(tmp_path / "aeon.mkv", 64, 64, 2, delta=10**12)
@@ -154,6 +156,7 @@ print(len(video.read(sys.argv[2], frames=1)))
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux limits what a process may have")
 def test_what_decoding_takes_has_an_end(huge, tmp_path):
     small = solid(tmp_path / "small.mp4", 64, 64, 2)

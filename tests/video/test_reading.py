@@ -106,7 +106,7 @@ def test_every_frame_is_exact_whatever_the_decoder(clip, name):
         assert got.facts.frame_count == len(times)
 
 
-@pytest.mark.sample(quick=21)
+@pytest.mark.sample(quick=7)
 @pytest.mark.parametrize("name", GOOD)
 def test_scattered_frames_are_exact_in_any_choice(clip, name):
     times = video.probe(clip(name)).times
@@ -118,6 +118,7 @@ def test_scattered_frames_are_exact_in_any_choice(clip, name):
             assert clips.numbers(got.frames) == wanted and got.timestamps.tolist() == times[wanted].tolist(), decoder
 
 
+@pytest.mark.sample(quick=12)
 @pytest.mark.parametrize("name", GOOD)
 def test_auto_decodes_once_and_forced_decord_refuses_what_it_gets_wrong(clip, name):
     assert video.read(clip(name), frames=2).facts.decoder == "av"
@@ -346,6 +347,7 @@ def test_frames_that_no_other_needs_are_not_decoded(tmp_path, monkeypatch, name)
         assert len(wanted) < len(seen) < 0.7 * (wanted[-1] + 1) * (2 if name == "skips_265.mp4" else 1) + 4
 
 
+@pytest.mark.full
 def test_what_may_refer_to_a_frame_is_decoded(tmp_path):
     """Frames of HEVC with layers in time that FFmpeg would leave out are needed by others."""
     options = {"x265-params": f"{X265}:temporal-layers=3"}
@@ -360,6 +362,7 @@ def test_interlaced_frames_are_exact(tmp_path):
     assert clips.numbers(video.read(path, frames=7).frames) == [0, 6, 13, 20, 26, 32, 39]
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("cores", [1, 2, 3, 8])
 def test_groups_are_decoded_side_by_side(tmp_path, monkeypatch, cores):
     path = clips.make(tmp_path / "a.mp4", pts=200, b_frames=2, options={"x264-params": "keyint=20:scenecut=0"})

@@ -59,6 +59,7 @@ def _apart(path, share):
     return np.abs(small.astype(int) - np.stack(expected))
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("share", [2, 4, 9])
 def test_pictures_are_scaled_as_they_are_coded_within_a_bound(share):
     """1.5 of 255 in the mean of the sample clips, of which 1 is that swscale rounds down what it does not scale."""
@@ -78,6 +79,7 @@ FORMATS = {
 }
 
 
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize("name", FORMATS)
 def test_ranges_and_matrices_stay_what_they_are(tmp_path, name):
     path = clips.make(tmp_path / name, pts=3, size=(384, 256), **FORMATS[name])

@@ -80,6 +80,7 @@ def test_so_many_seconds_at_most(tmp_path):
     assert len(heard(write(tmp_path / "a.mkv", wave(4)), start=1.0, sound=1.25).sound) == 1.25 * RATE
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(("codec", "name"), [("flac", "a.mkv"), ("aac", "a.mp4"), ("aac", "a.ts")])
 def test_other_rates_keep_their_time(tmp_path, codec, name):
     clip = heard(write(tmp_path / name, wave(4, 44100), codec=codec, rate=44100, layout="stereo"))

@@ -151,6 +151,7 @@ SOUND = {
 }
 
 
+@pytest.mark.sample(quick=6)
 @pytest.mark.parametrize("name", full_but(list(SOUND)[::5], SOUND))
 def test_a_sound_file_is_read_whole(tmp_path, name):
     how = {"pts": COUNT, "gop": 6, **SOUND[name]}

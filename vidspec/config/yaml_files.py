@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 
 import yaml
@@ -63,7 +65,7 @@ def read_yaml(path: Path, error: type[UsageError] = UsageError) -> object:
             content = file.read(LONGEST + 1)
         if len(content) > LONGEST:
             raise error(f"{path}: is longer than {LONGEST >> 10} KiB")
-        return yaml.load(content.decode("utf-8"), _Loader)
+        return deepcopy(_parsed(content.decode("utf-8")))
     except OSError as why:
         raise error(f"{path}: cannot be read: {why.strerror or why}") from None
     except UnicodeDecodeError:
@@ -76,6 +78,12 @@ def read_yaml(path: Path, error: type[UsageError] = UsageError) -> object:
         raise error(f"{path}:{where} not YAML: {getattr(why, 'problem', None) or why}") from None
     except ValueError as why:  # a date with a 13th month, a number of thousands of digits
         raise error(f"{path}: holds a value that cannot be read: {why}") from None
+
+
+@lru_cache(256)
+def _parsed(text: str) -> object:
+    """Parse a document once: most profiles are built from the same few files, each of which takes milliseconds."""
+    return yaml.load(text, _Loader)
 
 
 def contains_word(path: Path, word: str) -> bool:

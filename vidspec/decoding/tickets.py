@@ -217,7 +217,7 @@ def serve(
             if tickets or news:
                 wake.wait(PATIENCE)
                 continue
-            if not over:
+            if not arrivals.over:  # the last ones may just have failed
                 load(caller)  # refuses to wait for a captioner that was closed
                 begun = time.monotonic()
                 wake.wait(PATIENCE)

@@ -152,7 +152,9 @@ def layout_times(shape: tuple[int, int], dtype: torch.dtype) -> LayoutTimes:
 def known_times() -> dict[str, LayoutTimes]:
     """Return the known times of this machine, version of torch and number of threads, by shape and dtype."""
     with _lock:
-        return _known.setdefault(_file(), _read())
+        if (file := _file()) not in _known:
+            _known[file] = _read()
+        return _known[file]
 
 
 def _file() -> Path:

@@ -158,6 +158,7 @@ def test_a_clip_hears_all_that_has_come_and_is_woken_by_what_comes():
     assert time.monotonic() - begun < 1.0
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(("beats", "reads", "waited"), [(0, True, 1), (4, True, 5), (4, False, 1)])
 def test_a_draft_may_take_long_over_a_prompt_as_long_as_it_works(beats, reads, waited):
     """This clip's or another's, and not over what it does then."""

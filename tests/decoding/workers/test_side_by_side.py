@@ -48,6 +48,7 @@ def test_one_process_captions_many_clips(pairs, same_process):
     assert accepted > 0
 
 
+@pytest.mark.full
 def test_both_lanes_are_traced(pairs):
     # A fresh process may be so late with its first clip that the target has gone on alone to the end.
     record = next(one for one in (pairs.first.caption(CLIP) for _ in range(10)) if one.counters["accepted"])
@@ -71,6 +72,7 @@ def test_both_lanes_are_traced(pairs):
         assert sum(seconds.values()) <= max(span.end for span in spans) - min(span.start for span in spans) + 1e-6
 
 
+@pytest.mark.full
 def test_spans_of_a_lane_do_not_cross(pairs):
     spans = sorted(pairs.first.caption(CLIP).trace.spans, key=lambda span: (span.start, -span.end))
     for worker in ("target", "draft"):
@@ -82,6 +84,7 @@ def test_spans_of_a_lane_do_not_cross(pairs):
             around.append(span)
 
 
+@pytest.mark.full
 def test_rounds_tell_what_they_were(pairs):
     events = list(pairs.first.stream(CLIP))
     rounds = [event for event in events if isinstance(event, Round)]
@@ -171,7 +174,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.sample(full=3)
+@pytest.mark.sample(quick=1, full=3)
 @pytest.mark.parametrize("name", full_but(["attention", "text only"], VARIANTS))
 def test_variants_give_the_same_text(pairs, name):
     """All on one process: every clip brings its own settings."""
@@ -290,6 +293,7 @@ def test_a_process_that_is_silent_for_too_long_is_replaced(pairs, monkeypatch):
     assert dropped == [process, 61.0, 59.0, 61.0, process, 1801.0]
 
 
+@pytest.mark.full
 def test_a_forgotten_captioner_leaves_no_process(pairs):
     """Two captioners at the same time; nobody closes the second."""
     slot = DraftProcessSlot(pairs.slot.model, pairs.slot._start.where, pairs.first.client.profile)

@@ -117,6 +117,7 @@ def test_a_clip_that_kills_its_draft_each_time_has_failed(pairs):
     assert pairs.first.caption(CLIP).token_ids == pairs.plain("one-object")
 
 
+@pytest.mark.full
 def test_a_process_that_died_before_the_clip_began_is_told_of(pairs):
     """It dies between the look at it and its first message; nobody waits for its answer."""
     process = pairs.slot.ready()
@@ -180,7 +181,7 @@ def test_closing_ends_a_clip_that_is_under_way(pairs):
         list(stream)
 
 
-@pytest.mark.sample(quick=1)
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["parallelvlm", "hippo"])
 def test_an_error_in_the_draft_carries_its_traceback(pairs, name, monkeypatch):
     """Eight patches per side for the target, four for the draft: they see a frame differently."""
@@ -193,6 +194,7 @@ def test_an_error_in_the_draft_carries_its_traceback(pairs, name, monkeypatch):
     pairs.slot.target = pairs.model
 
 
+@pytest.mark.full
 def test_a_draft_of_another_tokenizer_is_refused(pairs, tmp_path):
     folder = copy_checkpoint(tmp_path, "readable")
     build_tokenizer(samples=300, seed=8).save_pretrained(folder)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from research.results.rows import StudiedRow
 from vidspec.display.pages import words
-from vidspec.display.pages.page import render_page
+from vidspec.display.pages.page import Page, section
 from vidspec.escaping import one_line
 from vidspec.files import write_whole
 
@@ -92,10 +92,8 @@ def write_page(
     Raises:
         OutputError: it cannot be written.
     """
-    content = render_page(
+    content = section(
         Path(__file__).with_name("page.html"),
-        title=f"{len(rows)} methods side by side",
-        demo=DEMO if demo else "",
         rows=rows,
         differ=any(row.equal != row.clips for row in rows),
         baseline=rows[0].name,
@@ -105,7 +103,8 @@ def write_page(
         source=one_line(source),
         machine={name: one_line(str(value)) for name, value in machine.items()},
     )
-    write_whole(file, content)
+    page = Page(f"{len(rows)} methods side by side", [content], demo=DEMO if demo else "")
+    write_whole(file, page.render())
 
 
 def _own_token_share(row: StudiedRow) -> float | None:

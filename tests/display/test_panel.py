@@ -33,10 +33,10 @@ def test_state_follows_the_events():
 def test_a_clip_that_is_done_again_begins_anew():
     state = folded(upto=4)
     state.apply(Restarted("the draft is gone"))
-    assert (state.phase, state.emitted, state.pieces) == ("vision and prefill", 0, [])
+    assert (state.phase, state.counts.emitted, state.pieces) == ("vision and prefill", 0, [])
     for event in events("good.mp4")[1:]:
         state.apply(event)
-    assert (state.emitted, state.drafted) == (folded().emitted, folded().drafted)
+    assert state.counts == folded().counts
 
 
 def test_a_stage_says_how_far_it_is_and_for_how_long():
@@ -52,7 +52,8 @@ def test_a_stage_says_how_far_it_is_and_for_how_long():
 
 def test_counts_and_rates_derive_from_the_rounds():
     state = folded(upto=4)
-    assert (state.emitted, state.drafted, state.accepted, state.target_passes) == (5, 4, 3, 1)
+    counts = state.counts
+    assert (counts.emitted, counts.drafted, counts.accepted, counts.target_forwards) == (5, 4, 3, 1)
     assert state.tau == 3.0
     assert state.tokens_per_s == 4.0
     assert "".join(text for text, _ in state.pieces) == "A red circle\nmoves left."
@@ -63,12 +64,12 @@ def test_tau_leaves_out_the_start_up_token_that_the_prefill_accepts():
     state = PanelState()
     for accepted, mode in ((1, "prefill"), (3, "post")):
         state.apply(Round((1,) * accepted, ("draft",) * accepted, accepted, accepted, elapsed=1.0, mode=mode))
-    assert (state.accepted, state.tau) == (4, 3.0)
+    assert (state.counts.accepted, state.tau) == (4, 3.0)
 
 
 def test_nothing_is_known_before_the_first_round():
     state = PanelState()
-    assert (state.tau, state.tokens_per_s, state.speedup, state.emitted) == (None, None, None, 0)
+    assert (state.tau, state.tokens_per_s, state.speedup, state.counts.emitted) == (None, None, None, 0)
 
 
 def test_speedup_is_marked_as_estimate_until_it_is_measured():

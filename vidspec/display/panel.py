@@ -181,18 +181,20 @@ def _figures(state: PanelState, inner: int, ascii_only: bool, verbose: bool, bar
 
 
 def _facts(state: PanelState, verbose: bool, bars: bool) -> list[str]:
-    facts = [state.profile, state.phase, counted(state.emitted, "token")]
+    counts = state.counts
+    facts = [state.profile, state.phase, counted(counts.emitted, "token")]
     if state.tau is not None and (verbose or not bars):
         facts.append(f"tau {state.tau:.2f}" if verbose else f"{state.tau:.1f} accepted tokens per pass")
     if verbose:
-        facts += [f"accepted {state.accepted}/{state.drafted}"] if state.drafted else []
-        facts.append(f"{state.target_passes} target passes")
+        facts += [f"accepted {counts.accepted}/{counts.drafted}"] if counts.drafted else []
+        facts.append(f"{counts.target_forwards} target passes")
     if state.side_by_side:
         facts.append(f"{'gamma' if verbose else 'window'} {state.rounds[-1].gamma}")
-        facts.append(f"wasted {state.wasted}" + (f" ({state.aborted} aborted)" if state.aborted else ""))
+        wasted, aborted = sum(one.wasted for one in state.rounds), sum(one.aborted for one in state.rounds)
+        facts.append(f"wasted {wasted}" + (f" ({aborted} aborted)" if aborted else ""))
     if state.prefilled is not None and not state.prefilled.lossless:
         drafted = bool(state.prefilled.kept_per_frame)
-        facts.append(f"not lossless: {state.loose} loose" if drafted else "not lossless")
+        facts.append(f"not lossless: {counts.loose} loose" if drafted else "not lossless")
     if state.tokens_per_s is not None:
         facts.append(f"{state.tokens_per_s:.1f} tokens/s")
     if state.speedup is not None:

@@ -1,18 +1,22 @@
-"""Many clips as a table, with distributions of their lengths and speeds. Bounded memory; draws nothing."""
+"""Many clips as a table, with distributions of their lengths and speeds. Bounded memory."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import TYPE_CHECKING
 
 from vidspec.display.pages import words
-from vidspec.display.pages.clip import ClipPage
-from vidspec.display.pages.page import RecordMapping
+from vidspec.display.pages.clip import ShownClip
+from vidspec.display.pages.page import RecordMapping, section
 from vidspec.escaping import one_line
 
-__all__ = ["MAX_ROWS", "FolderPage", "FolderRow", "Histogram", "folder_row"]
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+__all__ = ["MAX_ROWS", "FolderRow", "FolderTable", "Histogram", "folder_row"]
 
 #: Most rows in the table for failed clips, and for captioned ones.
 MAX_ROWS = 2000
@@ -50,13 +54,9 @@ class Histogram:
     high: str
     counts: tuple[int, ...]
 
-    @property
-    def highest(self) -> int:
-        return max(self.counts)
-
 
 @dataclass
-class FolderPage:
+class FolderTable:
     """Clips of a run, added in any order.
 
     Attributes:
@@ -94,21 +94,11 @@ class FolderPage:
         return sorted(self.rows, key=lambda row: row.state != "failed")
 
     @property
-    def left_out(self) -> str:
-        """Sentence that counts the clips without a row; empty if there are none."""
-        return words.without_row(self.clips - len(self.rows))
-
-    @property
     def summary(self) -> str:
         """Sentence that counts the clips and the failures."""
         done = self.clips - self.failed
         counts = f"{words.number(done)} captioned, {words.number(self.failed)} failed"
         return f"{words.counted(self.clips, 'record')}, one for each clip or part of one: {counts}."
-
-    @property
-    def compared(self) -> bool:
-        """True if plain decoding was measured for any clip."""
-        return any(row.faster is not None for row in self.rows)
 
     @property
     def spreads(self) -> list[Histogram]:
@@ -117,10 +107,27 @@ class FolderPage:
             _histogram(name, values, _SPREADS[name][1]) for name, values in self._values.items() if len(values) >= 3
         ]
 
+    def sections(self, thumbnails: Mapping[int, str], detailed: Collection[int]) -> list[Markup]:
+        """Return the distributions and the table.
+
+        Args:
+            thumbnails: pictures by number.
+            detailed: numbers of the clips that the page shows in full.
+        """
+        table = section(
+            "clips",
+            rows=self.table,
+            compared=any(row.faster is not None for row in self.rows),
+            left_out=words.without_row(self.clips - len(self.rows)),
+            thumbnails=thumbnails,
+            detailed=detailed,
+        )
+        return [*([section("spreads", spreads=self.spreads)] if self.spreads else []), table]
+
 
 def folder_row(number: int, record: RecordMapping) -> FolderRow:
     """Return the row of a record."""
-    clip = ClipPage(record)
+    clip = ShownClip(record)
     measured, speed = record.get("lengths") or {}, record.get("speed") or {}
     captioned = clip.error is None
     state = {"loop": "ends in a loop", "length": "cut off"}.get(record.get("ended") or "", "captioned")

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from vidspec.config.schema import Profile
 from vidspec.display.pages import words
-from vidspec.display.pages.clip import ClipPage
-from vidspec.display.pages.folder import FolderPage
-from vidspec.display.pages.page import RecordMapping, render_page
+from vidspec.display.pages.clip import ShownClip
+from vidspec.display.pages.clip_sections import clip_sections
+from vidspec.display.pages.folder import FolderTable
+from vidspec.display.pages.page import Page, RecordMapping, section
 from vidspec.display.pages.pictures import DrawFrames, draw_frames, draw_thumbnail
 from vidspec.display.pages.side_by_side import Comparison, compare_runs, write_comparison
 from vidspec.display.pages.timeline import from_chrome
@@ -37,8 +38,8 @@ MAX_TRACE_BYTES = 1 << 30
 
 def write(
     file: Path,
-    folder: FolderPage,
-    clips: Sequence[ClipPage],
+    folder: FolderTable,
+    clips: Sequence[ShownClip],
     title: str,
     *,
     frames: bool = True,
@@ -71,21 +72,18 @@ def write(
         whole = [replace(clip, unseen="not read again, as the run was interrupted") for clip in clips]
     demo = words.demo(folder.demo, folder.clips - folder.failed)
     if folder.clips == 1 and whole:
-        content = render_page("clip.html", title=whole[0].name, demo=demo, clip=whole[0])
+        page = Page(whole[0].name, [clip_sections(whole[0])], demo=demo)
     else:
-        content = render_page(
-            "folder.html",
-            title=one_line(f"{title}: {words.counted(folder.clips, 'record')}"),
-            demo=demo,
-            folder=folder,
-            thumbnails=_thumbnails(folder) if frames else {},
-            clips=whole,
-        )
-    write_whole(file, content)
+        sections = folder.sections(_thumbnails(folder) if frames else {}, [clip.number for clip in whole])
+        if whole:
+            sections.append(section("clip_by_clip", clips=[(clip, clip_sections(clip)) for clip in whole]))
+        title = one_line(f"{title}: {words.counted(folder.clips, 'record')}")
+        page = Page(title, sections, section("lead", text=folder.summary), demo)
+    write_whole(file, page.render())
     return errors
 
 
-def _with_pictures(clip: ClipPage, draw: DrawFrames, errors: list[VidspecError]) -> ClipPage:
+def _with_pictures(clip: ShownClip, draw: DrawFrames, errors: list[VidspecError]) -> ShownClip:
     if clip.error is not None:
         return clip
     if (changed := _change_reason(clip.record)) is not None:
@@ -97,7 +95,7 @@ def _with_pictures(clip: ClipPage, draw: DrawFrames, errors: list[VidspecError])
         return replace(clip, unseen=one_line(str(error)))
 
 
-def _thumbnails(folder: FolderPage) -> dict[int, str]:
+def _thumbnails(folder: FolderTable) -> dict[int, str]:
     """Return thumbnails by clip number, without clips whose frame cannot be read."""
     found: dict[int, str] = {}
     for number, record in folder.pictured.items():
@@ -142,8 +140,8 @@ class ReportFile(ClipStates):
         super().__init__()
         self.file, self.profile = file, profile
         self.interrupted = False
-        self.folder = FolderPage()
-        self.clips: list[ClipPage] = []
+        self.folder = FolderTable()
+        self.clips: list[ShownClip] = []
         self.errors: list[VidspecError] = []
         self._several = False
 
@@ -157,7 +155,7 @@ class ReportFile(ClipStates):
         place, state = self.folder.add(record), self.states.pop(number, None)
         if state is not None and (caption.error is None or not self._several):
             spans = caption.trace.spans if caption.trace is not None else ()
-            self.clips.append(ClipPage(record, state.prefilled, state.rounds, spans, number=place))
+            self.clips.append(ShownClip(record, state.prefilled, state.rounds, spans, number=place))
 
     def write(self) -> None:
         """Write the page, unless no clip has ended.
@@ -234,10 +232,10 @@ def write_compared(
 
 def _collect_clips(
     records: Sequence[RecordMapping], traces: Mapping[str, Sequence[Sequence[Span]]]
-) -> tuple[FolderPage, list[ClipPage]]:
+) -> tuple[FolderTable, list[ShownClip]]:
     """Return all records, and the first of them with their traces."""
-    folder = FolderPage()
-    clips: list[ClipPage] = []
+    folder = FolderTable()
+    clips: list[ShownClip] = []
     captioned = Counter(record["path"] for record in records if record.get("error") is None) if traces else Counter()
     met: Counter[str] = Counter()
     for record in records:
@@ -248,5 +246,5 @@ def _collect_clips(
         spans = mine[met[path]] if mine and len(mine) == captioned[path] else ()
         met[path] += bool(mine)
         if len(clips) < IN_FULL:
-            clips.append(ClipPage(record, spans=spans, number=number))
+            clips.append(ShownClip(record, spans=spans, number=number))
     return folder, clips

@@ -17,9 +17,9 @@ from itertools import islice
 from pathlib import Path
 
 from vidspec.display.pages import words
-from vidspec.display.pages.clip import ClipPage
-from vidspec.display.pages.folder import MAX_ROWS, FolderPage
-from vidspec.display.pages.page import RecordMapping, render_page
+from vidspec.display.pages.clip import ShownClip
+from vidspec.display.pages.folder import MAX_ROWS, FolderTable
+from vidspec.display.pages.page import Page, RecordMapping, section
 from vidspec.files import write_whole
 
 __all__ = ["STATES", "CaptionPair", "Comparison", "compare_runs", "differences", "write_comparison"]
@@ -48,13 +48,13 @@ class CaptionPair:
     ``state`` is one of :data:`STATES`; ``failed`` is that of a clip that failed in one run at least.
     """
 
-    left: ClipPage | None
-    right: ClipPage | None
+    left: ShownClip | None
+    right: ShownClip | None
     state: str
     number: int = 0
 
     @property
-    def one(self) -> ClipPage:
+    def one(self) -> ShownClip:
         """Either clip, for what both share."""
         clip = self.left or self.right
         assert clip is not None
@@ -74,7 +74,7 @@ class CaptionPair:
         return _digest(repr((self.label, texts))).hex()
 
     @property
-    def sides(self) -> list[tuple[ClipPage | None, list[DiffPiece]]]:
+    def sides(self) -> list[tuple[ShownClip | None, list[DiffPiece]]]:
         """Both clips, each with its caption in pieces."""
         texts = [clip.caption if clip is not None else "" for clip in (self.left, self.right)]
         both = all(clip is not None and clip.error is None for clip in (self.left, self.right))
@@ -112,7 +112,7 @@ class _Side:
             for numbers in (self.index, self.caption, self.demo, self.failed):
                 numbers.append(0)
             self.index[-1] = -1
-        clip = ClipPage(record)
+        clip = ShownClip(record)
         self.index[row], self.caption[row] = index, int.from_bytes(_digest(clip.caption)[:8], "little")
         self.demo[row], self.failed[row] = bool(clip.demo), clip.error is not None
 
@@ -158,10 +158,10 @@ def compare_runs(
     )
 
 
-def _read_pages(records: Sequence[RecordMapping], wanted: Mapping[int, int]) -> dict[int, ClipPage]:
+def _read_pages(records: Sequence[RecordMapping], wanted: Mapping[int, int]) -> dict[int, ShownClip]:
     """Return the clips of the rows of a page, given the numbers of their records."""
     rows = {index: row for row, index in wanted.items()}
-    found = ((rows[index], ClipPage(record)) for index, record in enumerate(records) if index in rows)
+    found = ((rows[index], ShownClip(record)) for index, record in enumerate(records) if index in rows)
     return dict(islice(found, len(rows)))
 
 
@@ -177,7 +177,7 @@ def _key(record: RecordMapping) -> tuple[object, ...]:
 
 
 def write_comparison(
-    file: Path, found: Comparison, names: tuple[str, str], thumbnails: Callable[[FolderPage], dict[int, str]]
+    file: Path, found: Comparison, names: tuple[str, str], thumbnails: Callable[[FolderTable], dict[int, str]]
 ) -> None:
     """Write the page.
 
@@ -190,16 +190,19 @@ def write_comparison(
     Raises:
         OutputError: it cannot be written.
     """
-    folder = FolderPage()
-    content = render_page(
-        "side_by_side.html",
-        title=f"{names[0]} and {names[1]}",
-        demo=words.demo(found.demo, found.captioned),
-        names=names,
-        counts={state: count for state, count in found.counts.items() if count},
-        states={"first only": f"only in {names[0]}", "second only": f"only in {names[1]}"},
-        rows=[replace(one, number=folder.add(one.one.record)) for one in found.shown],
-        left_out=words.without_row(sum(found.counts.values()) - len(found.shown)),
-        thumbnails=thumbnails(folder),
+    folder = FolderTable()
+    counts = {state: count for state, count in found.counts.items() if count}
+    about = {"names": names, "states": {"first only": f"only in {names[0]}", "second only": f"only in {names[1]}"}}
+    rows = [replace(one, number=folder.add(one.one.record)) for one in found.shown]
+    left_out = words.without_row(sum(found.counts.values()) - len(rows))
+    page = Page(
+        f"{names[0]} and {names[1]}",
+        [
+            section("pairs", rows=rows, left_out=left_out, thumbnails=thumbnails(folder), **about),
+            *([section("picks", names=names)] if found.counts["differs"] else []),
+        ],
+        section("pairs_lead", counts=counts, **about),
+        words.demo(found.demo, found.captioned),
+        script="picks.js",
     )
-    write_whole(file, content)
+    write_whole(file, page.render())

@@ -6,15 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import StringIO
 
-from rich.console import Console, Group
-from rich.table import Table
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from vidspec.bench.arithmetic import WorkRate
 from vidspec.bench.breakdown import OTHER
 from vidspec.bench.passes import MAX_ROWS
 from vidspec.bench.profiled import ProfileBreakdown, ProfileReport
-from vidspec.bench.tables import bullets, cell, facts_line, table
+from vidspec.bench.tables import aligned, bullets, cell, facts_line, table
 from vidspec.events.trace import KINDS
 
 __all__ = ["CSV_COLUMNS", "csv_rows", "markdown", "render_terminal", "svg"]
@@ -147,19 +146,16 @@ def _notes(report: ProfileReport) -> list[str]:
     return notes
 
 
-def render_terminal(report: ProfileReport, *, ascii_only: bool = False) -> Group:
-    """Return tables with bars, for a terminal."""
-    parts: list[Table | Text] = [Text(f"{report.clip}", style="bold")]
+def render_terminal(report: ProfileReport, width: int, *, ascii_only: bool = False) -> Group:
+    """Return tables with bars, for a terminal of ``width`` columns."""
+    parts: list[RenderableType] = [Text(f"{report.clip}", style="bold")]
     for sheet in _sheets(report):
-        grid = Table(title=Text(sheet.title), title_justify="left", box=None, padding=(0, 2, 0, 0))
-        numbers = sheet.heads[1] not in ("worker", "process")
-        for place, head in enumerate(sheet.heads):
-            grid.add_column(head, justify="right" if place and numbers and not sheet.shares else "left")
-        for index, row in enumerate(sheet.rows):
-            shares = sheet.shares[index] if index < len(sheet.shares) else (None,) * len(row)
-            cells = [_cell(text, share, ascii_only) for text, share in zip(row, shares, strict=True)]
-            grid.add_row(*cells, style="bold" if row[0] == "wall clock" else None)
-        parts += [Text(""), grid]
+        shares = [*sheet.shares, *[(None,) * len(sheet.heads)] * (len(sheet.rows) - len(sheet.shares))]
+        rows = [
+            [_cell(text, share, ascii_only) for text, share in zip(row, bars, strict=True)]
+            for row, bars in zip(sheet.rows, shares, strict=True)
+        ]
+        parts += [Text(""), aligned(sheet.heads, rows, width, title=sheet.title, bold="wall clock")]
     notes = [facts_line(report.machine), *(f"- {note}" for note in _notes(report))]
     parts += [Text(""), *(Text(note, style="dim") for note in notes)]
     return Group(*parts)
@@ -191,7 +187,7 @@ def csv_rows(report: ProfileReport) -> list[tuple[str, str, float]]:
 def svg(report: ProfileReport, width: int = 132) -> str:
     """Return the drawn tables as an SVG picture, ``width`` columns wide."""
     console = Console(record=True, file=StringIO(), width=width, force_terminal=True, legacy_windows=False)
-    console.print(render_terminal(report))
+    console.print(render_terminal(report, width))
     return "<!-- vidspec profile -->\n" + console.export_svg(title="vidspec profile")
 
 

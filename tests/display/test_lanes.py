@@ -75,7 +75,7 @@ def state(*rounds, **read):
 
 def test_panel_shows_both_lanes_window_and_waste():
     text = panel(state(FIRST, passed(1.0), passed(2.0, drafted=5, accepted=1, aborted=2, gamma=4)))
-    for part in ("target ├", "draft  ■", "window 4", "wasted 4 (2 aborted)", "· waiting", "last 2 s"):
+    for part in ("target ├", "draft  ■", "window 4", "wasted 4 (2 aborted)", "· waiting", "last 2.00 s"):
         assert part in text
     assert "aborted" not in panel(state(FIRST, passed(1.0, drafted=5, accepted=1)))
 

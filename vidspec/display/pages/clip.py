@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vidspec.display import figures
 from vidspec.display.pages import words
 from vidspec.display.pages.page import RecordMapping
 from vidspec.display.pages.pictures import Picture
@@ -43,7 +44,7 @@ class ShownClip:
     def name(self) -> str:
         """The path, the part of the file, and the prompt if the clip has several."""
         path, prompt = one_line(self.record["path"]), self.get("question").get("prompt")
-        name = path if self._time_range is None else f"{path}, {words.span(*self._time_range)}"
+        name = path if self._time_range is None else f"{path}, {figures.span(*self._time_range)}"
         return f"{name}: {one_line(prompt)}" if prompt else name
 
     @property

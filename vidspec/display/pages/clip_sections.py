@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
+from vidspec.display import figures
 from vidspec.display.pages import words
 from vidspec.display.pages.clip import ShownClip
 from vidspec.display.pages.page import section
@@ -120,10 +121,10 @@ def speeds(clip: ShownClip) -> list[SpeedFigure]:
 def counters(clip: ShownClip) -> list[tuple[str, str, str]]:
     """Return name, value and definition of each counter, then of the lengths derived from them."""
     counted, lengths = clip.get("counters"), clip.get("lengths")
-    rows = [(name, words.number(counted[name]), about) for name, about in words.COUNTERS.items() if name in counted]
+    rows = [(name, figures.number(counted[name]), about) for name, about in words.COUNTERS.items() if name in counted]
     for name, about in words.LENGTHS.items():
         if name in lengths:
-            shown = words.share if name == "acceptance_rate" else words.number
+            shown = figures.share if name == "acceptance_rate" else figures.number
             rows.append((words.LENGTH_NAMES[name], shown(lengths[name]), about))
     return [(name.replace("_", " "), value, about) for name, value, about in rows]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
 
+from vidspec.display import figures
 from vidspec.display.pages import words
 from vidspec.display.pages.clip import ShownClip
 from vidspec.display.pages.page import RecordMapping, section
@@ -97,8 +98,8 @@ class FolderTable:
     def summary(self) -> str:
         """Sentence that counts the clips and the failures."""
         done = self.clips - self.failed
-        counts = f"{words.number(done)} captioned, {words.number(self.failed)} failed"
-        return f"{words.counted(self.clips, 'record')}, one for each clip or part of one: {counts}."
+        counts = f"{figures.number(done)} captioned, {figures.number(self.failed)} failed"
+        return f"{figures.counted(self.clips, 'record')}, one for each clip or part of one: {counts}."
 
     @property
     def spreads(self) -> list[Histogram]:
@@ -157,11 +158,11 @@ def _record_getter(key: str, name: str) -> Callable[[RecordMapping], float | Non
 
 
 _SPREADS: Mapping[str, tuple[Callable[[RecordMapping], float | None], Callable[[float], str]]] = {
-    "tokens": (lambda record: len(record["token_ids"]), lambda value: words.number(round(value))),
-    "tokens/s while decoding": (_record_getter("speed", "tokens_per_s"), words.number),
-    "time end to end": (_record_getter("timings", "end_to_end"), words.time),
-    words.LENGTH_NAMES["tau"]: (_record_getter("lengths", "tau"), words.number),
-    words.LENGTH_NAMES["tokens_per_target_pass"]: (_record_getter("lengths", "tokens_per_target_pass"), words.number),
+    "tokens": (lambda record: len(record["token_ids"]), lambda value: figures.number(round(value))),
+    "tokens/s while decoding": (_record_getter("speed", "tokens_per_s"), figures.number),
+    "time end to end": (_record_getter("timings", "end_to_end"), figures.time),
+    words.LENGTH_NAMES["tau"]: (_record_getter("lengths", "tau"), figures.number),
+    words.LENGTH_NAMES["tokens_per_target_pass"]: (_record_getter("lengths", "tokens_per_target_pass"), figures.number),
 }
 
 

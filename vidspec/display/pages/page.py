@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vidspec._version import __version__
+from vidspec.display import figures
 from vidspec.display.pages import words
 from vidspec.errors import UsageError
 from vidspec.files import FileKind, check_output
@@ -91,7 +92,6 @@ def breakable_path(text: str) -> Markup:
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
 
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
@@ -101,6 +101,5 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
     )
     environment.filters["path"] = breakable_path
-    files = {name: Markup((_TEMPLATES / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js")}
-    environment.globals.update(version=__version__, words=words, files=files)
+    environment.globals.update(version=__version__, words=words, figures=figures)
     return environment

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from vidspec.config.schema import Profile
+from vidspec.display import figures
 from vidspec.display.pages import words
 from vidspec.display.pages.clip import ShownClip
 from vidspec.display.pages.clip_sections import clip_sections
@@ -77,7 +78,7 @@ def write(
         sections = folder.sections(_thumbnails(folder) if frames else {}, [clip.number for clip in whole])
         if whole:
             sections.append(section("clip_by_clip", clips=[(clip, clip_sections(clip)) for clip in whole]))
-        title = one_line(f"{title}: {words.counted(folder.clips, 'record')}")
+        title = one_line(f"{title}: {figures.counted(folder.clips, 'record')}")
         page = Page(title, sections, section("lead", text=folder.summary), demo)
     write_whole(file, page.render())
     return errors

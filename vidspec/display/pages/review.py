@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vidspec.display import figures
 from vidspec.display.pages import words
 from vidspec.display.pages.folder import MAX_ROWS, folder_row
 from vidspec.display.pages.page import Page, RecordMapping, section
@@ -73,11 +74,11 @@ class ReviewRow:
             ("target", str((self.record.get("models") or {}).get("target") or "")),
             ("prompt", str(job.get("prompt") or self.record.get("prompt") or "")),
             ("ended", row.state),
-            ("tokens", words.number(row.tokens)),
-            ("time", words.time(row.seconds)),
-            ("tokens/s", words.number(row.rate)),
-            (words.LENGTH_NAMES["tau"], words.number(row.tau)),
-            (words.LENGTH_NAMES["acceptance_rate"], words.share(row.accepted)),
+            ("tokens", figures.number(row.tokens)),
+            ("time", figures.time(row.seconds)),
+            ("tokens/s", figures.number(row.rate)),
+            (words.LENGTH_NAMES["tau"], figures.number(row.tau)),
+            (words.LENGTH_NAMES["acceptance_rate"], figures.share(row.accepted)),
         )
         return [(name, value) for name, value in several if value not in ("", "-")]
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from vidspec.display import figures
 from vidspec.display.pages import words
 from vidspec.display.pages.clip import ShownClip
 from vidspec.escaping import escape_text, one_line
@@ -63,7 +64,7 @@ def tokens(clip: ShownClip) -> Iterator[PageToken]:
             facts += [f"the draft proposed {', '.join(others)} here"] if others else []
             if one.probabilities:
                 facts.append(f"target probability {one.probabilities[at]:.3g}")
-            facts.append(f"{words.time(one.elapsed)} after the prefill")
+            facts.append(f"{figures.time(one.elapsed)} after the prefill")
             facts += [f"window {one.gamma}"] if one.gamma else []
             if (loose := loosened.get(at)) is not None:
                 known = wanted.get(place - 1)

@@ -5,6 +5,7 @@ from rich.console import Console
 
 from vidspec.display.lanes import ROUNDS, draw_lanes
 from vidspec.display.panel import PanelState, render_clip
+from vidspec.display.screen import PanelScreen
 from vidspec.events.events import Prefilled, Round
 
 
@@ -61,7 +62,7 @@ def test_lanes_fill_the_width(width):
 
 def panel(state, width=80, height=None):
     out = io.StringIO()
-    Console(file=out, width=width).print(render_clip(state, width=width, height=height))
+    Console(file=out, width=width).print(render_clip(state, PanelScreen(width=width, height=height)))
     return out.getvalue()
 
 

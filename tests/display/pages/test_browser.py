@@ -9,7 +9,8 @@ from tests.display.pages.clips_of_reports import clip, told
 from vidspec import video
 from vidspec.display.pages.clip import ShownClip
 from vidspec.display.pages.folder import FolderTable
-from vidspec.display.pages.report import write, write_compared
+from vidspec.display.pages.report import write
+from vidspec.display.pages.side_by_side import write_compared
 
 pytestmark = [pytest.mark.full, pytest.mark.skipif(BROWSER is None, reason=WHY)]
 

@@ -17,8 +17,9 @@ from vidspec.display.pages.clip import ShownClip
 from vidspec.display.pages.folder import FolderTable
 from vidspec.display.pages.page import ALONE, Page, check_page, section
 from vidspec.display.pages.pictures import draw_frames
-from vidspec.display.pages.report import write, write_compared
+from vidspec.display.pages.report import write
 from vidspec.display.pages.review import ReviewRow, render_review
+from vidspec.display.pages.side_by_side import write_compared
 from vidspec.errors import OutputError, UsageError, VideoError
 
 FAILED = {"stage": "decode_video", "kind": "not_video", "message": "x.mp4: is <not> a video"}

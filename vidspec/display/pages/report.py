@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,8 +16,7 @@ from vidspec.display.pages.clip import ShownClip
 from vidspec.display.pages.clip_sections import clip_sections
 from vidspec.display.pages.folder import FolderTable
 from vidspec.display.pages.page import Page, RecordMapping, section
-from vidspec.display.pages.pictures import DrawFrames, draw_frames, draw_thumbnail
-from vidspec.display.pages.side_by_side import Comparison, compare_runs, write_comparison
+from vidspec.display.pages.pictures import DrawFrames, change_reason, draw_frames, draw_thumbnails
 from vidspec.display.pages.timeline import from_chrome
 from vidspec.display.state import ClipStates
 from vidspec.errors import UsageError, VidspecError
@@ -27,7 +25,7 @@ from vidspec.events.record import Caption, checking_records
 from vidspec.events.trace import Span
 from vidspec.files import read_whole, write_whole
 
-__all__ = ["IN_FULL", "ReportFile", "read_trace", "write", "write_compared", "write_finished"]
+__all__ = ["IN_FULL", "ReportFile", "read_trace", "write", "write_finished"]
 
 #: Most clips shown in full on a page of many.
 IN_FULL = 24
@@ -75,7 +73,7 @@ def write(
     if folder.clips == 1 and whole:
         page = Page(whole[0].name, [clip_sections(whole[0])], demo=demo)
     else:
-        sections = folder.sections(_thumbnails(folder) if frames else {}, [clip.number for clip in whole])
+        sections = folder.sections(draw_thumbnails(folder.pictured) if frames else {}, [clip.number for clip in whole])
         if whole:
             sections.append(section("clip_by_clip", clips=[(clip, clip_sections(clip)) for clip in whole]))
         title = one_line(f"{title}: {figures.counted(folder.clips, 'record')}")
@@ -87,38 +85,13 @@ def write(
 def _with_pictures(clip: ShownClip, draw: DrawFrames, errors: list[VidspecError]) -> ShownClip:
     if clip.error is not None:
         return clip
-    if (changed := _change_reason(clip.record)) is not None:
+    if (changed := change_reason(clip.record)) is not None:
         return replace(clip, unseen=changed)
     try:
         return replace(clip, pictures=draw(clip.record, clip.seen))
     except VidspecError as error:
         errors.append(error)
         return replace(clip, unseen=one_line(str(error)))
-
-
-def _thumbnails(folder: FolderTable) -> dict[int, str]:
-    """Return thumbnails by clip number, without clips whose frame cannot be read."""
-    found: dict[int, str] = {}
-    for number, record in folder.pictured.items():
-        if _change_reason(record) is None:
-            with suppress(VidspecError):
-                found[number] = draw_thumbnail(record)
-    return found
-
-
-def _change_reason(record: RecordMapping) -> str | None:
-    """Return a message if the file changed since it was captioned; None if not, as far as the record knows."""
-    job, file = record.get("job") or {}, Path(record["path"])
-    try:
-        status = file.stat()
-    except NotADirectoryError:
-        return f"{one_line(record['path'])} is in a shard, which is not read again"
-    except OSError:
-        if "://" in record["path"]:
-            return f"{one_line(record['path'])} is not fetched again"
-        return f"{one_line(record['path'])} does not exist"
-    known = (job.get("size", status.st_size), job.get("mtime_ns", status.st_mtime_ns))
-    return None if known == (status.st_size, status.st_mtime_ns) else "the file has changed since"
 
 
 class ReportFile(ClipStates):
@@ -208,27 +181,6 @@ def write_finished(
         folder, clips = _collect_clips(records, traces)
         damaged = any((clip.record.get("video") or {}).get("damage") for clip in clips)
         return write(file, folder, clips, title, allow_damaged=damaged)
-
-
-def write_compared(
-    file: Path, left: Sequence[RecordMapping], right: Sequence[RecordMapping], names: tuple[str, str]
-) -> Comparison:
-    """Write the page of two runs side by side and return their clips; write nothing if they share none.
-
-    Runs without a common prompt are matched by clip alone.
-
-    Raises:
-        UsageError: a record is not one that vidspec writes.
-        OutputError: it cannot be written.
-    """
-    from jinja2 import UndefinedError
-
-    with checking_records("report on", UndefinedError):
-        found = compare_runs(left, right)
-        found = found if found.shared else compare_runs(left, right, by_prompt=False)
-        if found.shared:
-            write_comparison(file, found, (one_line(names[0]), one_line(names[1])), _thumbnails)
-        return found
 
 
 def _collect_clips(

@@ -9,7 +9,7 @@ import os
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from hashlib import blake2b
@@ -20,9 +20,12 @@ from vidspec.display.pages import words
 from vidspec.display.pages.clip import ShownClip
 from vidspec.display.pages.folder import MAX_ROWS, FolderTable
 from vidspec.display.pages.page import Page, RecordMapping, section
+from vidspec.display.pages.pictures import draw_thumbnails
+from vidspec.escaping import one_line
+from vidspec.events.record import checking_records
 from vidspec.files import write_whole
 
-__all__ = ["STATES", "CaptionPair", "Comparison", "compare_runs", "differences", "write_comparison"]
+__all__ = ["STATES", "CaptionPair", "Comparison", "compare_runs", "differences", "write_compared"]
 
 STATES = ("same words", "differs", "failed", "first only", "second only")
 #: A piece of a text, and True if the other text lacks it.
@@ -176,33 +179,34 @@ def _key(record: RecordMapping) -> tuple[object, ...]:
     return os.path.normpath(record["path"]), part.get("start"), part.get("end"), question.get("index"), prompt
 
 
-def write_comparison(
-    file: Path, found: Comparison, names: tuple[str, str], thumbnails: Callable[[FolderTable], dict[int, str]]
-) -> None:
-    """Write the page.
+def write_compared(
+    file: Path, left: Sequence[RecordMapping], right: Sequence[RecordMapping], names: tuple[str, str]
+) -> Comparison:
+    """Write the page of two runs side by side and return their clips; write nothing if they share none.
 
-    Args:
-        file: replaced whole.
-        found: the clips of both runs.
-        names: of the runs.
-        thumbnails: makes pictures by number.
+    Runs without a common prompt are matched by clip alone.
 
     Raises:
+        UsageError: a record is not one that vidspec writes.
         OutputError: it cannot be written.
     """
+    from jinja2 import UndefinedError
+
+    with checking_records("report on", UndefinedError):
+        found = compare_runs(left, right)
+        found = found if found.shared else compare_runs(left, right, by_prompt=False)
+        if found.shared:
+            write_whole(file, _page(found, (one_line(names[0]), one_line(names[1]))).render())
+        return found
+
+
+def _page(found: Comparison, names: tuple[str, str]) -> Page:
     folder = FolderTable()
     counts = {state: count for state, count in found.counts.items() if count}
     about = {"names": names, "states": {"first only": f"only in {names[0]}", "second only": f"only in {names[1]}"}}
     rows = [replace(one, number=folder.add(one.one.record)) for one in found.shown]
     left_out = words.without_row(sum(found.counts.values()) - len(rows))
-    page = Page(
-        f"{names[0]} and {names[1]}",
-        [
-            section("pairs", rows=rows, left_out=left_out, thumbnails=thumbnails(folder), **about),
-            *([section("picks", names=names)] if found.counts["differs"] else []),
-        ],
-        section("pairs_lead", counts=counts, **about),
-        words.demo(found.demo, found.captioned),
-        script="picks.js",
-    )
-    write_whole(file, page.render())
+    pairs = section("pairs", rows=rows, left_out=left_out, thumbnails=draw_thumbnails(folder.pictured), **about)
+    picks = [section("picks", names=names)] if found.counts["differs"] else []
+    lead, demo = section("pairs_lead", counts=counts, **about), words.demo(found.demo, found.captioned)
+    return Page(f"{names[0]} and {names[1]}", [pairs, *picks], lead, demo, script="picks.js")

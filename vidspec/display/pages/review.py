@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vidspec.display import figures
 from vidspec.display.pages import words
-from vidspec.display.pages.folder import MAX_ROWS, folder_row
+from vidspec.display.pages.folder import FASTER, FIGURES, MAX_ROWS, folder_row
 from vidspec.display.pages.page import Page, RecordMapping, section
 from vidspec.files import write_whole
 from vidspec.video.image import IMAGES
@@ -74,11 +73,7 @@ class ReviewRow:
             ("target", str((self.record.get("models") or {}).get("target") or "")),
             ("prompt", str(job.get("prompt") or self.record.get("prompt") or "")),
             ("ended", row.state),
-            ("tokens", figures.number(row.tokens)),
-            ("time", figures.time(row.seconds)),
-            ("tokens/s", figures.number(row.rate)),
-            (words.LENGTH_NAMES["tau"], figures.number(row.tau)),
-            (words.LENGTH_NAMES["acceptance_rate"], figures.share(row.accepted)),
+            *((name, one.shown(row.figures[name])) for name, one in FIGURES.items() if name != FASTER),
         )
         return [(name, value) for name, value in several if value not in ("", "-")]
 

@@ -20,6 +20,7 @@ from vidspec import Captioner
 from vidspec.config.user_config import DEFAULT_PROFILE
 from vidspec.display.overall import RECENT, render_run
 from vidspec.display.panel import render_clip
+from vidspec.display.screen import PanelScreen
 from vidspec.display.state import PanelState
 from vidspec.events.events import Finished, LoopLoad, Opened
 from vidspec.events.tally import Tally
@@ -39,7 +40,7 @@ def one(captioner: Captioner, clip: str, command: Text) -> list[Screen]:
     for event in captioner.stream(clip):
         state.apply(event)
         last = isinstance(event, Finished)
-        drawn = render_clip(state, width=WIDTH, height=HEIGHT - 1)
+        drawn = render_clip(state, PanelScreen(width=WIDTH, height=HEIGHT - 1))
         found.append(screen_of(WIDTH, command, drawn, seconds=LAST_S if last else STEP_S))
     step = max(1, len(found) // STEPS)
     return [*found[:2], *found[2:-1:step], found[-1]]
@@ -66,15 +67,8 @@ def many(captioner: Captioner, folder: str, command: Text) -> list[Screen]:
         decoding = len(states) == BATCH and all(len(state.rounds) > 1 for state in states.values())
         if decoding and 2 * tally.done >= tally.total:
             shown = list(states.values())
-            drawn = render_run(
-                tally,
-                shown,
-                loads,
-                now=time.monotonic(),
-                width=FOLDER_WIDTH,
-                height=FOLDER_HEIGHT,
-                max_in_flight=BATCH,
-            )
+            panel = PanelScreen(FOLDER_WIDTH, FOLDER_HEIGHT)
+            drawn = render_run(tally, shown, loads, screen=panel, now=time.monotonic(), max_in_flight=BATCH)
             return [screen_of(FOLDER_WIDTH, command, drawn)]
     raise SystemExit(f"{folder}: too few clips for {BATCH} at once")
 

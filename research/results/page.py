@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from research.results.rows import StudiedRow
-from vidspec.display.pages import words
-from vidspec.display.pages.page import render_page
+from vidspec.display import figures
+from vidspec.display.pages.page import Page, section
 from vidspec.escaping import one_line
 from vidspec.files import write_whole
 
@@ -92,10 +92,8 @@ def write_page(
     Raises:
         OutputError: it cannot be written.
     """
-    content = render_page(
+    content = section(
         Path(__file__).with_name("page.html"),
-        title=f"{len(rows)} methods side by side",
-        demo=DEMO if demo else "",
         rows=rows,
         differ=any(row.equal != row.clips for row in rows),
         baseline=rows[0].name,
@@ -105,7 +103,8 @@ def write_page(
         source=one_line(source),
         machine={name: one_line(str(value)) for name, value in machine.items()},
     )
-    write_whole(file, content)
+    page = Page(f"{len(rows)} methods side by side", [content], demo=DEMO if demo else "")
+    write_whole(file, page.render())
 
 
 def _own_token_share(row: StudiedRow) -> float | None:
@@ -126,24 +125,24 @@ def _speed_plane(title: str, meaning: str, known: Sequence[tuple[StudiedRow, flo
     def up(figure: float) -> float:
         return round(BOTTOM - (figure - low) / (high - low) * (BOTTOM - TOP), 1)
 
-    figures = [(row.decode[0], figure if more else -figure) for row, figure in known]
+    pairs = [(row.decode[0], figure if more else -figure) for row, figure in known]
     points = tuple(
         PlanePoint(
             across(row.decode[0]),
             up(figure),
             row.names,
-            f"{row.names}: {words.ratio(row.decode[0])}, {words.share(figure)}",
-            not any(other != one and other[0] >= one[0] and other[1] >= one[1] for other in figures),
+            f"{row.names}: {figures.ratio(row.decode[0])}, {figures.share(figure)}",
+            not any(other != one and other[0] >= one[0] and other[1] >= one[1] for other in pairs),
         )
-        for (row, figure), one in zip(known, figures, strict=True)
+        for (row, figure), one in zip(known, pairs, strict=True)
     )
     return SpeedPlane(
         title,
         f"{meaning}; the best are on the right and {'above' if more else 'below'}",
         points,
         " ".join(f"{x},{y}" for x, y in sorted((one.x, one.y) for one in points if one.best)),
-        _ticks(0.0, fastest, across, words.ratio),
-        _ticks(low, min(1.0, high), up, words.share),
+        _ticks(0.0, fastest, across, figures.ratio),
+        _ticks(low, min(1.0, high), up, figures.share),
     )
 
 

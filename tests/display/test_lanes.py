@@ -5,6 +5,7 @@ from rich.console import Console
 
 from vidspec.display.lanes import ROUNDS, draw_lanes
 from vidspec.display.panel import PanelState, render_clip
+from vidspec.display.screen import PanelScreen
 from vidspec.events.events import Prefilled, Round
 
 
@@ -61,7 +62,7 @@ def test_lanes_fill_the_width(width):
 
 def panel(state, width=80, height=None):
     out = io.StringIO()
-    Console(file=out, width=width).print(render_clip(state, width=width, height=height))
+    Console(file=out, width=width).print(render_clip(state, PanelScreen(width=width, height=height)))
     return out.getvalue()
 
 
@@ -75,7 +76,7 @@ def state(*rounds, **read):
 
 def test_panel_shows_both_lanes_window_and_waste():
     text = panel(state(FIRST, passed(1.0), passed(2.0, drafted=5, accepted=1, aborted=2, gamma=4)))
-    for part in ("target ├", "draft  ■", "window 4", "wasted 4 (2 aborted)", "· waiting", "last 2 s"):
+    for part in ("target ├", "draft  ■", "window 4", "wasted 4 (2 aborted)", "· waiting", "last 2.00 s"):
         assert part in text
     assert "aborted" not in panel(state(FIRST, passed(1.0, drafted=5, accepted=1)))
 

@@ -9,6 +9,7 @@ from tests.display.screen import on_screen
 from tests.fake_captioner import events, record
 from vidspec.display.clip_lines import clip_lines, headings
 from vidspec.display.overall import RunPanel, render_run
+from vidspec.display.screen import PanelScreen
 from vidspec.display.state import PanelState
 from vidspec.errors import VideoError
 from vidspec.events.events import LoopLoad, Restarted, Round
@@ -61,9 +62,9 @@ def flights(count):
 
 
 def screen(tally, states, size, loads=(), **more):
-    width, height = size
-    options = {"now": 100.0, "width": width, "height": height} | more
-    return drawn(render_run(tally, states, loads, **options), width).splitlines()
+    shown = {key: more.pop(key) for key in ("ascii_only", "coloured", "verbose") if key in more}
+    options = {"now": 100.0, "screen": PanelScreen(*size, **shown)} | more
+    return drawn(render_run(tally, states, loads, **options), size[0]).splitlines()
 
 
 SIZES = [(80, 24), (120, 50), (40, 10)]
@@ -228,7 +229,7 @@ def test_control_characters_and_markup_are_shown_not_obeyed(tally, size):
 
 
 def test_a_terminal_without_block_characters(tally):
-    options = {"now": 1.0, "width": 80, "height": 50, "ascii_only": True}
+    options = {"now": 1.0, "screen": PanelScreen(80, 50, ascii_only=True)}
     long = state("x" * 99 + ".mp4")
     text = drawn(render_run(tally, [*flights(2), long], [load()], **options), 80, "ascii")
     assert text.isascii() and "...xx" in text and "draft sees" in text

@@ -9,7 +9,10 @@ from rich.console import Console
 from tests.display.screen import on_screen
 from tests.fake_captioner import events, record
 from vidspec.display.panel import STYLES, LivePanel, PanelState, render_clip
+from vidspec.display.screen import PanelScreen
 from vidspec.events.events import Finished, Opened, Prefilled, PrefillProgress, Restarted, Round
+
+SCREEN = PanelScreen()
 
 
 def folded(path="good.mp4", upto=None, **fields):
@@ -33,10 +36,10 @@ def test_state_follows_the_events():
 def test_a_clip_that_is_done_again_begins_anew():
     state = folded(upto=4)
     state.apply(Restarted("the draft is gone"))
-    assert (state.phase, state.emitted, state.pieces) == ("vision and prefill", 0, [])
+    assert (state.phase, state.counts.emitted, state.pieces) == ("vision and prefill", 0, [])
     for event in events("good.mp4")[1:]:
         state.apply(event)
-    assert (state.emitted, state.drafted) == (folded().emitted, folded().drafted)
+    assert state.counts == folded().counts
 
 
 def test_a_stage_says_how_far_it_is_and_for_how_long():
@@ -45,14 +48,15 @@ def test_a_stage_says_how_far_it_is_and_for_how_long():
     state.apply(PrefillProgress(512, 9000))
     assert state.stage == "vision and prefill, 512 of 9000 prompt tokens"
     state.began = time.monotonic() - 75
-    assert "vision and prefill, 512 of 9000 prompt tokens, 1:15 ..." in drawn(render_clip(state))
+    assert "vision and prefill, 512 of 9000 prompt tokens, 1:15 ..." in drawn(render_clip(state, SCREEN))
     state.apply(Restarted("the draft is gone"))
     assert state.stage.startswith("vision and prefill, 1:1")
 
 
 def test_counts_and_rates_derive_from_the_rounds():
     state = folded(upto=4)
-    assert (state.emitted, state.drafted, state.accepted, state.target_passes) == (5, 4, 3, 1)
+    counts = state.counts
+    assert (counts.emitted, counts.drafted, counts.accepted, counts.target_forwards) == (5, 4, 3, 1)
     assert state.tau == 3.0
     assert state.tokens_per_s == 4.0
     assert "".join(text for text, _ in state.pieces) == "A red circle\nmoves left."
@@ -63,58 +67,62 @@ def test_tau_leaves_out_the_start_up_token_that_the_prefill_accepts():
     state = PanelState()
     for accepted, mode in ((1, "prefill"), (3, "post")):
         state.apply(Round((1,) * accepted, ("draft",) * accepted, accepted, accepted, elapsed=1.0, mode=mode))
-    assert (state.accepted, state.tau) == (4, 3.0)
+    assert (state.counts.accepted, state.tau) == (4, 3.0)
 
 
 def test_nothing_is_known_before_the_first_round():
     state = PanelState()
-    assert (state.tau, state.tokens_per_s, state.speedup, state.emitted) == (None, None, None, 0)
+    assert (state.tau, state.tokens_per_s, state.speedup, state.counts.emitted) == (None, None, None, 0)
 
 
 def test_speedup_is_marked_as_estimate_until_it_is_measured():
-    assert "estimated" not in drawn(render_clip(folded(upto=4))), "a verification does not tell what a plain pass costs"
+    assert "estimated" not in drawn(render_clip(folded(upto=4), SCREEN)), (
+        "a verification does not tell what a plain pass costs"
+    )
     state = folded()
-    assert "estimated 2.0x" in drawn(render_clip(state)) and "2.00x est." in drawn(render_clip(state, verbose=True))
+    assert "estimated 2.0x" in drawn(render_clip(state, SCREEN)) and "2.00x est." in drawn(
+        render_clip(state, PanelScreen(verbose=True))
+    )
     state.caption = record(speed={"tokens_per_s": 4.0, "baseline": {"decode": 1.75}})
-    text = drawn(render_clip(state))
+    text = drawn(render_clip(state, SCREEN))
     assert "1.75x" in text and "est" not in text
     state.caption = record(speed={"tokens_per_s": 4.0, "baseline": {"decode": None}})
-    text = drawn(render_clip(state))
+    text = drawn(render_clip(state, SCREEN))
     assert "too short to measure" in text and "est" not in text
 
 
 def test_panel_shows_caption_legend_counters_and_heatmap():
-    text = drawn(render_clip(folded(upto=4, profile="sd-rand")))
+    text = drawn(render_clip(folded(upto=4, profile="sd-rand"), SCREEN))
     for part in ("A red circle", "moves left.", "draft accepted", "corrected", "target", "good.mp4", "sd-rand"):
         assert part in text
     for part in ("5 tokens", "mean 3.0", "4.0 tokens/s", "the draft sees 38% of 8 visual tokens", "accepted tokens  ▂"):
         assert part in text
     assert "tau" not in text
-    text = drawn(render_clip(folded(upto=4), verbose=True))
+    text = drawn(render_clip(folded(upto=4), PanelScreen(verbose=True)))
     assert "tau 3.00" in text and "accepted 3/4" in text and "1 target passes" in text
 
 
 def test_panel_says_that_a_lossy_rule_is_not_lossless():
     state = folded(upto=4)
-    assert "not lossless" not in drawn(render_clip(state))
+    assert "not lossless" not in drawn(render_clip(state, SCREEN))
     state.prefilled = replace(state.prefilled, lossless=False)
     state.rounds.append(Round((5,), ("loose",), 1, 1, 2.0, 0.1, 0.1, (" up",)))
-    text = drawn(render_clip(state), force_terminal=True, color_system="standard")
+    text = drawn(render_clip(state, SCREEN), force_terminal=True, color_system="standard")
     assert "not lossless: 1 loose" in text
     assert "\x1b[4;33m up" in text, "a loose token is underlined"
 
 
 def test_legend_names_only_origins_that_occur():
-    assert "loosely" not in drawn(render_clip(folded(upto=4)))
+    assert "loosely" not in drawn(render_clip(folded(upto=4), SCREEN))
     state = folded(upto=4)
     state.rounds.append(Round((5,), ("loose",), 1, 1, 2.0, 0.1, 0.1, (" up",)))
-    assert "loosely accepted" in drawn(render_clip(state))
+    assert "loosely accepted" in drawn(render_clip(state, SCREEN))
 
 
 def test_no_heatmap_without_a_draft():
     state = PanelState()
     state.apply(Prefilled(20, 8, (), (), (), 0.5))
-    text = drawn(render_clip(state))
+    text = drawn(render_clip(state, SCREEN))
     assert "the draft" not in text and "accepted" not in text
 
 
@@ -127,7 +135,7 @@ def test_origins_differ_in_colour_and_without_colour(monkeypatch):
 
 def test_no_color_leaves_no_colour_code(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
-    text = drawn(render_clip(folded(upto=4)), force_terminal=True, color_system="standard")
+    text = drawn(render_clip(folded(upto=4), SCREEN), force_terminal=True, color_system="standard")
     assert "\x1b[1m" in text, "corrections stay bold"
     codes = {code for part in text.split("\x1b[")[1:] for code in part.split("m")[0].split(";")}
     assert codes <= {"0", "1", "2", "3", "4"}
@@ -136,7 +144,9 @@ def test_no_color_leaves_no_colour_code(monkeypatch):
 @pytest.mark.parametrize("width", [10, 30, 31, 80, 200])
 @pytest.mark.parametrize("upto", range(6))
 def test_every_line_fits_the_terminal(width, upto):
-    text = drawn(render_clip(folded("a/very/long/path/" * 9 + "clip.mp4", upto=upto), width=width), width=width)
+    text = drawn(
+        render_clip(folded("a/very/long/path/" * 9 + "clip.mp4", upto=upto), PanelScreen(width=width)), width=width
+    )
     lines = text.splitlines()
     assert {len(line) for line in lines} == {width}
 
@@ -146,7 +156,7 @@ def test_a_long_caption_shows_its_end_within_the_height(width):
     state = folded(upto=4)
     for number in range(300):
         state.rounds.append(Round((1,), ("draft",), 1, 1, 2.0, 0.1, 0.1, (f" word{number}",)))
-    lines = drawn(render_clip(state, width=width, height=20), width=width).splitlines()
+    lines = drawn(render_clip(state, PanelScreen(width=width, height=20)), width=width).splitlines()
     assert len(lines) <= 20
     text = "\n".join(lines)
     assert "word299" in text and "word0 " not in text and "draft sees" in text
@@ -155,7 +165,7 @@ def test_a_long_caption_shows_its_end_within_the_height(width):
 def test_control_characters_and_markup_are_shown_not_obeyed():
     state = PanelState(path="\x1b[31m[bold]x.mp4\n\u202e\x9b")
     state.apply(Round((1,), ("draft",), 1, 1, 0.1, 0.1, 0.1, ("\x1b[2J[red]hi[/red]\u2067\x9d",)))
-    text = drawn(render_clip(state))
+    text = drawn(render_clip(state, SCREEN))
     assert not any(found in text for found in "\x1b\x9b\x9d\u202e\u2067")
     assert "[red]hi[/red]" in text and "[bold]x.mp4" in text
 
@@ -223,4 +233,4 @@ def test_a_caption_of_the_built_in_models_says_so(demo, finished):
     state = PanelState(path="clip.mp4", profile="ar")
     told = Finished(replace(record("clip.mp4"), demo=demo)) if finished else Opened("clip.mp4", None, 1, (0.0,), demo)
     state.apply(told)
-    assert ("they know drawn shapes only" in drawn(render_clip(state, width=80))) == demo
+    assert ("they know drawn shapes only" in drawn(render_clip(state, PanelScreen(width=80)))) == demo

@@ -9,6 +9,7 @@ from tests.fake_captioner import record
 from tests.tiers import full_but
 from vidspec.display.overall import RunPanel
 from vidspec.display.panel import LivePanel, render_clip
+from vidspec.display.screen import PanelScreen
 from vidspec.display.state import PanelState
 from vidspec.events.events import Finished, Opened, Prefilled, Round, Thumbnail
 from vidspec.events.tally import Tally
@@ -45,7 +46,7 @@ def screens(size, **options):
         if number > 6 and number % 5 and number < len(events):
             continue
         out = io.StringIO()
-        drawn = render_clip(state, width=width, height=height - 1, **options)
+        drawn = render_clip(state, PanelScreen(width=width, height=height - 1, **options))
         Console(file=out, width=width, force_terminal=False).print(drawn)
         found.append(out.getvalue().splitlines())
     return found
@@ -143,7 +144,7 @@ def test_the_final_panel_has_the_whole_caption():
         state.apply(event)
     state.apply(Finished(record("clip.mp4")))
     out = io.StringIO()
-    Console(file=out, width=80).print(render_clip(state, width=80, height=23))
+    Console(file=out, width=80).print(render_clip(state, PanelScreen(width=80, height=23)))
     assert "word0 " in out.getvalue() and "word119" in out.getvalue() and "estimated 2.0x" in out.getvalue()
 
 

@@ -5,6 +5,7 @@ from rich.console import Console
 
 from vidspec.display.heatmap import LONGEST, sparkline, weight_lines
 from vidspec.display.panel import PanelState, render_clip
+from vidspec.display.screen import PanelScreen
 from vidspec.events.events import Prefilled, Round
 
 
@@ -19,7 +20,7 @@ def state(*weights):
 
 def drawn(panel, **options):
     out = io.StringIO()
-    Console(file=out, width=80).print(render_clip(panel, **options))
+    Console(file=out, width=80).print(render_clip(panel, PanelScreen(**options)))
     return out.getvalue()
 
 

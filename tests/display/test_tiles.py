@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from vidspec.display.tiles import GAP, Tiles, fit_tiles, format_clock, sight_sentence, tile_lines
+from vidspec.display.figures import moment
+from vidspec.display.tiles import GAP, Tiles, fit_tiles, sight_sentence, tile_lines
 from vidspec.events.events import Opened, Prefilled, Thumbnail
 from vidspec.video.thumbnails import COUNT, SIDE, draw_thumbnails
 
@@ -133,7 +134,7 @@ def test_a_sentence_before_the_prompt_is_read():
 def test_times_above_the_tiles():
     (line, *_) = tile_lines(opened(2), None, fit_tiles(1.0, 2, 30, 5))
     assert "".join(one.text for one in line) == "0.0 s     0.5 s   "
-    assert [format_clock(one) for one in (0, 9.25, 59.4, 59.6, 125)] == ["0.0 s", "9.2 s", "59.4 s", "1:00", "2:05"]
+    assert [moment(one, 1) for one in (0, 9.25, 59.4, 59.6, 125)] == ["0.0 s", "9.2 s", "59.4 s", "1:00", "2:05"]
 
 
 def test_thumbnails_are_small_and_of_evenly_spaced_frames():

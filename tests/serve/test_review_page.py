@@ -97,7 +97,7 @@ def test_filters_seeking_and_another_caption(tab, url, tmp_path):
         ("state", "missing", "change", ["clip-2", "clip-3", "clip-4"]),
         ("state", "", "change", ["clip-1", "clip-2", "clip-3", "clip-4"]),
     ):
-        tab.run(f"(one => {{ one.value = '{value}'; one.dispatchEvent(new Event('{kind}')); }})(at('{name}'))")
+        tab.run(f"(one => {{ one.value = '{value}'; one.dispatchEvent(new Event('{kind}')); }})({name})")
         assert tab.run(shown) == clips
     tab.run("document.querySelector('#clip-3 .tools input').value = 'Who?'")
     tab.run("document.querySelector('#clip-3 [data-do=again]').click()")
@@ -133,6 +133,6 @@ def test_the_page_from_disk_plays_and_cannot_save(tab, files, tmp_path):
     assert tab.run("[box(clips[0]).readOnly, document.querySelectorAll('[data-do]').length]") == [True, 0]
     tab.run("document.getElementById('clip-4').scrollIntoView()")
     tab.until("document.querySelector('#clip-4 > img').naturalWidth === 32")
-    tab.run("at('search').value = 'red'; at('search').dispatchEvent(new Event('input'))")
+    tab.run("search.value = 'red'; search.dispatchEvent(new Event('input'))")
     assert tab.run("document.getElementById('count').textContent") == "1 of 4 clips"
     assert tab.trouble == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -163,19 +163,16 @@ class BenchRun:
         drawn = methods_with_other_draws(
             {name: one.client.profile for name, one in self.captioners.items()}, self.baseline
         )
-        if not self.bench.turns:
-            return [bench_rows(records, self.baseline, drawn, also=self._also)]
 
         def rows(turn: int) -> list[BenchRow]:
-            part = {turn_label(name, turn): records[turn_label(name, turn)] for name in self.captioners}
-            others = {
-                turn_label(name, turn): [turn_label(one, turn) for one in more] for name, more in self._also.items()
-            }
-            return bench_rows(
-                part, turn_label(self.baseline, turn), [turn_label(one, turn) for one in drawn], also=others
-            )
+            def labels(names: Iterable[str]) -> list[str]:
+                return [turn_label(name, turn) for name in names]
 
-        return [rows(turn) for turn in range(len(self.bench.turns))]
+            part = {name: records[name] for name in (labels(self.captioners) if self.bench.turns else records)}
+            also = {turn_label(name, turn): labels(more) for name, more in self._also.items()}
+            return bench_rows(part, turn_label(self.baseline, turn), labels(drawn), also=also)
+
+        return [rows(turn) for turn in range(max(1, len(self.bench.turns)))]
 
     def _settings(self, more: Mapping[str, object]) -> dict[str, object]:
         """Return the settings that must match to continue a results file; repeats may differ."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from typing import TypeVar
 
-from rich.console import Console, Group
-from rich.table import Table
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from vidspec.bench.arithmetic import WorkRate
 from vidspec.bench.breakdown import OTHER
 from vidspec.bench.passes import MAX_ROWS
 from vidspec.bench.profiled import ProfileBreakdown, ProfileReport
-from vidspec.bench.tables import bullets, cell, facts_line, table
+from vidspec.bench.tables import aligned, bullets, cell, facts_line, table
 from vidspec.events.trace import KINDS
 
 __all__ = ["CSV_COLUMNS", "csv_rows", "markdown", "render_terminal", "svg"]
@@ -24,6 +24,7 @@ CSV_COLUMNS = ("profile", "part", "seconds")
 ROWS_SHOWN = (1, 2, 4, 6, 8, 16, MAX_ROWS)
 BAR = 12
 _MIB = 2**20
+K = TypeVar("K", int, float)
 
 
 @dataclass(frozen=True)
@@ -32,39 +33,32 @@ class _Table:
 
     title: str
     heads: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    shares: tuple[tuple[float | None, ...], ...] = ()
+    rows: Sequence[tuple[str, ...]]
+    shares: Sequence[tuple[float | None, ...]] = ()
 
 
 def _sheets(report: ProfileReport) -> Iterator[_Table]:
     yield _time_table(report.runs)
-    if any(one.breakdown.overlap > 0 for one in report.runs):
-        yield _worker_table([one for one in report.runs if one.breakdown.overlap > 0])
+    if beside := [one for one in report.runs if one.breakdown.overlap > 0]:
+        yield _worker_table(beside)
     yield _memory_table(report.runs)
-    if any(one.passes for one in report.runs):
-        yield _pass_table([one for one in report.runs if one.passes])
+    if timed := [one for one in report.runs if one.passes]:
+        yield _pass_table(timed)
     if report.rates:
         yield _rate_table(report.rates)
 
 
 def _time_table(runs: Sequence[ProfileBreakdown]) -> _Table:
-    kinds = [kind for kind in (*KINDS, OTHER) if any(kind in one.breakdown.parts for one in runs)]
-    rows, shares = [], []
-    for kind in kinds:
-        seconds = [one.breakdown.parts.get(kind) for one in runs]
-        part = [None if s is None else s / one.breakdown.wall for s, one in zip(seconds, runs, strict=True)]
-        rows.append((kind, *map(_share, seconds, part)))
-        shares.append((None, *part))
-    rows.append(("wall clock", *(_ms(one.breakdown.wall) for one in runs)))
+    clocks = [one.breakdown for one in runs]
+    kinds = [kind for kind in (*KINDS, OTHER) if any(kind in one.parts for one in clocks)]
+    rows = [(kind, *(_share(one.parts.get(kind), one.wall) for one in clocks)) for kind in kinds]
+    rows.append(("wall clock", *(_ms(one.wall) for one in clocks)))
     rows.append(("tokens", *(str(one.tokens) for one in runs)))
     rows.append(("tokens/s", *(cell(one.tokens_per_s, ".1f") for one in runs)))
     rows.append(("of bandwidth limit", *(cell(one.limit_share, ".0%") for one in runs)))
-    return _Table(
-        "Time by kind of work, ms and share of the wall clock",
-        ("part", *(one.profile for one in runs)),
-        tuple(rows),
-        tuple(shares),
-    )
+    shares = [(None, *(one.parts[kind] / one.wall if kind in one.parts else None for one in clocks)) for kind in kinds]
+    title = "Time by kind of work, ms and share of the wall clock"
+    return _Table(title, ("part", *(one.profile for one in runs)), rows, shares)
 
 
 def _worker_table(runs: Sequence[ProfileBreakdown]) -> _Table:
@@ -75,46 +69,43 @@ def _worker_table(runs: Sequence[ProfileBreakdown]) -> _Table:
             busy = whole.busy(worker)
             longest = sorted(whole.lanes[worker].items(), key=lambda item: -item[1])
             doing = ", ".join(f"{kind} {_ms(seconds)}" for kind, seconds in longest if kind != "wait")
-            rows.append((one.profile, worker, _share(busy, busy / whole.wall), _ms(whole.wall - busy), doing))
+            rows.append((one.profile, worker, _share(busy, whole.wall), _ms(whole.wall - busy), doing))
         together = whole.overlap
         hidden = ", ".join(f"{kind} {_ms(seconds)}" for kind, seconds in whole.hidden.items())
-        rows.append((one.profile, "both at once", _share(together, together / whole.wall), "", f"hidden: {hidden}"))
-    return _Table("Workers side by side, ms", ("profile", "worker", "busy", "idle", "at"), tuple(rows))
+        rows.append((one.profile, "both at once", _share(together, whole.wall), "", f"hidden: {hidden}"))
+    return _Table("Workers side by side, ms", ("profile", "worker", "busy", "idle", "at"), rows)
 
 
 def _memory_table(runs: Sequence[ProfileBreakdown]) -> _Table:
-    rows = []
-    for one in runs:
-        for part in one.memory:
-            rows.append(
-                (
-                    one.profile,
-                    " + ".join(part.workers),
-                    ", ".join(f"{name} {size / _MIB:.1f}" for name, size in part.weights.items()),
-                    ", ".join(f"{name} {size / _MIB:.1f}" for name, size in part.kv.items()),
-                    _mib(part.activations),
-                    _mib(part.base),
-                    f"{_mib(part.peak)} ({part.what})",
-                )
-            )
-    return _Table(
-        "Peak memory of each process, MiB",
-        ("profile", "process", "weights loaded", "KV", "activations", "without models", "peak"),
-        tuple(rows),
-    )
+    def sizes(of: Mapping[str, int]) -> str:
+        return ", ".join(f"{name} {size / _MIB:.1f}" for name, size in of.items())
+
+    heads = ("profile", "process", "weights loaded", "KV", "activations", "without models", "peak")
+    rows = [
+        (
+            *(one.profile, " + ".join(part.workers), sizes(part.weights), sizes(part.kv)),
+            *(_mib(part.activations), _mib(part.base), f"{_mib(part.peak)} ({part.what})"),
+        )
+        for one in runs
+        for part in one.memory
+    ]
+    return _Table("Peak memory of each process, MiB", heads, rows)
 
 
 def _pass_table(runs: Sequence[ProfileBreakdown]) -> _Table:
-    rows: list[tuple[str, ...]] = []
-    measured = [one.passes for one in runs if one.passes is not None]
-    for n in ROWS_SHOWN:
-        rows.append((f"T_p({n})", *(_ms(one.target[n]) if n in one.target else "-" for one in measured)))
-    for alpha in sorted({alpha for one in measured for alpha in one.draft}):
-        rows.append((f"T_q({alpha:g})", *(_ms(one.draft[alpha]) if alpha in one.draft else "-" for one in measured)))
-    rows.append(("alpha", *(f"{one.alpha:g}" if one.c else "-" for one in runs)))
-    rows.append(("c = T_p(1) / T_q(alpha)", *(cell(one.c, ".1f") for one in runs)))
-    rows.append(("recommended gamma", *(cell(one.gamma, "d") for one in runs)))
-    return _Table("Single passes on the clip's own caches, ms", ("pass", *(one.profile for one in runs)), tuple(rows))
+    def times(of: Sequence[Mapping[K, float]], key: K) -> list[str]:
+        return [_ms(one[key]) if key in one else "-" for one in of]
+
+    target = [one.passes.target for one in runs if one.passes is not None]
+    draft = [one.passes.draft for one in runs if one.passes is not None]
+    rows = [
+        *((f"T_p({n})", *times(target, n)) for n in ROWS_SHOWN),
+        *((f"T_q({alpha:g})", *times(draft, alpha)) for alpha in sorted({alpha for one in draft for alpha in one})),
+        ("alpha", *(f"{one.alpha:g}" if one.c else "-" for one in runs)),
+        ("c = T_p(1) / T_q(alpha)", *(cell(one.c, ".1f") for one in runs)),
+        ("recommended gamma", *(cell(one.gamma, "d") for one in runs)),
+    ]
+    return _Table("Single passes on the clip's own caches, ms", ("pass", *(one.profile for one in runs)), rows)
 
 
 def _rate_table(rates: Sequence[WorkRate]) -> _Table:
@@ -123,7 +114,7 @@ def _rate_table(rates: Sequence[WorkRate]) -> _Table:
         for one in rates
     ]
     heads = ("work", "ms", "GFLOP", "GFLOP/s", "of the peak")
-    return _Table("Operations of the target", heads, tuple(rows))
+    return _Table("Operations of the target", heads, rows)
 
 
 def _notes(report: ProfileReport) -> list[str]:
@@ -147,19 +138,16 @@ def _notes(report: ProfileReport) -> list[str]:
     return notes
 
 
-def render_terminal(report: ProfileReport, *, ascii_only: bool = False) -> Group:
-    """Return tables with bars, for a terminal."""
-    parts: list[Table | Text] = [Text(f"{report.clip}", style="bold")]
+def render_terminal(report: ProfileReport, width: int, *, ascii_only: bool = False) -> Group:
+    """Return tables with bars, for a terminal of ``width`` columns."""
+    parts: list[RenderableType] = [Text(f"{report.clip}", style="bold")]
     for sheet in _sheets(report):
-        grid = Table(title=Text(sheet.title), title_justify="left", box=None, padding=(0, 2, 0, 0))
-        numbers = sheet.heads[1] not in ("worker", "process")
-        for place, head in enumerate(sheet.heads):
-            grid.add_column(head, justify="right" if place and numbers and not sheet.shares else "left")
-        for index, row in enumerate(sheet.rows):
-            shares = sheet.shares[index] if index < len(sheet.shares) else (None,) * len(row)
-            cells = [_cell(text, share, ascii_only) for text, share in zip(row, shares, strict=True)]
-            grid.add_row(*cells, style="bold" if row[0] == "wall clock" else None)
-        parts += [Text(""), grid]
+        shares = [*sheet.shares, *[(None,) * len(sheet.heads)] * (len(sheet.rows) - len(sheet.shares))]
+        rows = [
+            [_cell(text, share, ascii_only) for text, share in zip(row, bars, strict=True)]
+            for row, bars in zip(sheet.rows, shares, strict=True)
+        ]
+        parts += [Text(""), aligned(sheet.heads, rows, width, title=sheet.title, bold="wall clock")]
     notes = [facts_line(report.machine), *(f"- {note}" for note in _notes(report))]
     parts += [Text(""), *(Text(note, style="dim") for note in notes)]
     return Group(*parts)
@@ -191,7 +179,7 @@ def csv_rows(report: ProfileReport) -> list[tuple[str, str, float]]:
 def svg(report: ProfileReport, width: int = 132) -> str:
     """Return the drawn tables as an SVG picture, ``width`` columns wide."""
     console = Console(record=True, file=StringIO(), width=width, force_terminal=True, legacy_windows=False)
-    console.print(render_terminal(report))
+    console.print(render_terminal(report, width))
     return "<!-- vidspec profile -->\n" + console.export_svg(title="vidspec profile")
 
 
@@ -199,8 +187,8 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1000:.1f}" if seconds < 10 else f"{seconds * 1000:.0f}"
 
 
-def _share(seconds: float | None, share: float | None) -> str:
-    return "-" if seconds is None or share is None else f"{_ms(seconds)} {share:.1%}"
+def _share(seconds: float | None, wall: float) -> str:
+    return "-" if seconds is None else f"{_ms(seconds)} {seconds / wall:.1%}"
 
 
 def _mib(size: int | None) -> str:

@@ -1,17 +1,100 @@
-"""Markdown tables and the format of figures in their cells."""
+"""Tables, as Markdown and aligned on a terminal, and the format of figures in their cells."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from textwrap import shorten
+from typing import TYPE_CHECKING, Literal
 
-__all__ = ["bullets", "cell", "facts_line", "heading", "inverted", "left_out_rows", "spread", "table"]
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+    from rich.text import Text
+
+__all__ = [
+    "aligned",
+    "aligned_markdown",
+    "bullets",
+    "cell",
+    "facts_line",
+    "heading",
+    "inverted",
+    "left_out_rows",
+    "spread",
+    "table",
+]
+
+#: Columns between two columns of an aligned table, and the most of a cell, which goes on in the next line.
+GAP, CELL = 2, 32
+NUMBER = re.compile(r"-|[\d.,]+[%x]?")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table; each row has as many cells as the header."""
     first, *others = (f"| {' | '.join(cells)} |" for cells in (header, *rows))
     return "\n".join([first, "|---" * len(header) + "|", *others])
+
+
+def aligned(
+    header: Sequence[str], rows: Sequence[Sequence[Text]], width: int, *, title: str = "", bold: str = ""
+) -> Group:
+    """Return a table with aligned columns for a terminal.
+
+    Columns that do not fit beside the first follow in a table of their own below, beside the first again. A column of
+    plain numbers is aligned on the right.
+
+    Args:
+        header: the headings.
+        rows: cells; each row has as many as the header.
+        width: columns of the terminal.
+        title: above the table.
+        bold: first cell of the row in bold type, if any.
+    """
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    columns = list(zip(*rows, strict=True)) or [()] * len(header)
+    widths = [
+        min(width, max(_heading_width(head), *(min(CELL, cell.cell_len) for cell in column), 0))
+        for head, column in zip(header, columns, strict=True)
+    ]
+    blocks: list[list[int]] = []
+    for at in range(1, len(header)):
+        if not blocks or sum(widths[one] + GAP for one in (0, *blocks[-1], at)) - GAP > width:
+            blocks.append([])
+        blocks[-1].append(at)
+    drawn: list[RenderableType] = [Text(title, style="italic")] if title else []
+    for number, block in enumerate(blocks or [[]]):
+        drawn += [Text()] * (number > 0)
+        grid = Table(box=None, padding=(0, GAP, 0, 0), header_style="bold", pad_edge=False)
+        for at in (0, *block):
+            right = at and all(NUMBER.fullmatch(cell.plain) for cell in columns[at])
+            justify: Literal["left", "right"] = "right" if right else "left"
+            grid.add_column(Text(header[at]), width=widths[at], justify=justify, overflow="fold")
+        for row in rows:
+            cells = [row[at] for at in (0, *block)]
+            grid.add_row(*cells, style="bold" if row[0].plain == bold else None)
+        drawn.append(grid)
+    return Group(*drawn)
+
+
+def _heading_width(text: str) -> int:
+    """Return the columns of a heading on about two lines."""
+    return max(-(-len(text) // 2), *(len(word) for word in text.split()), 0)
+
+
+def aligned_markdown(text: str, width: int) -> Iterator[RenderableType]:
+    """Yield the tables of Markdown, aligned, and the text between them."""
+    from rich.text import Text
+
+    for tabular, lines in groupby(text.split("\n"), key=lambda line: line.startswith("|")):
+        if not tabular:
+            yield Text("\n".join(lines))
+            continue
+        header, _, *rows = ([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines)
+        yield aligned(header, [[Text(cell.replace("\\|", "|")) for cell in row] for row in rows], width)
 
 
 def heading(others: Iterable[Sequence[str]]) -> str:

@@ -31,7 +31,7 @@ def compare(
     The page needs no server. It counts your picks and gives them as JSON. No model judges.
     """
     from vidspec.display.pages.page import check_page
-    from vidspec.display.pages.report import write_compared
+    from vidspec.display.pages.side_by_side import write_compared
 
     check_page(output, [str(first), str(second)], "--output")
     found = write_compared(output, records_of([first]), records_of([second]), (str(first), str(second)))

@@ -10,7 +10,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import groupby
 from threading import RLock
 from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias, cast
 
@@ -140,24 +139,15 @@ def print_rows(rows: Iterable[Iterable[object]]) -> None:
 def print_markdown(text: str) -> None:
     """Print text with Markdown tables, aligned to its width on a terminal."""
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+
+    from vidspec.bench.tables import aligned_markdown
 
     if not sys.stdout.isatty():
         print(text)
         return
     console = Console(highlight=False)
-    for tabular, lines in groupby(text.split("\n"), key=lambda line: line.startswith("|")):
-        if not tabular:
-            console.print(Text("\n".join(lines)))
-            continue
-        heading, _, *rows = (re.split(r"(?<!\\)\|", line)[1:-1] for line in lines)
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-        for name in heading:
-            table.add_column(Text(name.strip()), overflow="fold")
-        for row in rows:
-            table.add_row(*(Text(cell.strip().replace("\\|", "|")) for cell in row))
-        console.print(table)
+    for part in aligned_markdown(text, console.width):
+        console.print(part)
 
 
 def print_facts(facts: Mapping[str, object]) -> None:

@@ -86,6 +86,7 @@ def _print(report: ProfileReport, form: TableFormat) -> None:
     elif form == "csv":
         print_csv(profile_view.CSV_COLUMNS, profile_view.csv_rows(report))
     elif console.is_terminal:
-        console.print(profile_view.render_terminal(report, ascii_only=not console.encoding.lower().startswith("utf")))
+        ascii_only = not console.encoding.lower().startswith("utf")
+        console.print(profile_view.render_terminal(report, console.width, ascii_only=ascii_only))
     else:
         print_rows(profile_view.csv_rows(report))

@@ -43,7 +43,8 @@ def report(
     To see which tokens the draft wrote and which parts of the frames it saw, use `vidspec caption --report`.
     """
     from vidspec.display.pages.page import check_page
-    from vidspec.display.pages.report import read_trace, write_compared, write_finished
+    from vidspec.display.pages.report import read_trace, write_finished
+    from vidspec.display.pages.side_by_side import write_compared
     from vidspec.files import check_distinct
 
     check_page(output, [str(source) for source in sources], "--output")

@@ -63,11 +63,11 @@ def headings(width: int) -> Text:
 
 def _line(state: PanelState, now: float, width: int, ascii_only: bool) -> Text:
     name, columns, words = _columns(width)
-    phase = PHASES.get(state.phase, state.phase)
+    phase, counts = PHASES.get(state.phase, state.phase), state.counts
     values = {
         "phase": phase,
-        "tokens": str(state.emitted) if state.rounds else "",
-        "accepted": f"{state.accepted / state.drafted:.0%}" if state.drafted else "",
+        "tokens": str(counts.emitted) if state.rounds else "",
+        "accepted": f"{counts.accepted / counts.drafted:.0%}" if counts.drafted else "",
         "time": format_duration(max(0.0, now - state.began)),
     }
     line = Text(_pad(_clip_start(_name(state.path), name, ascii_only), name))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from vidspec.display.figures import moment
 from vidspec.display.heatmap import EDGE, cells_of, veil
 from vidspec.events.events import Prefilled
 from vidspec.pruning.position_bias import position_bias
@@ -67,7 +68,7 @@ def heatmap_image(
             over = over.convert("RGBA")
             picture.paste(over, (left, upper), over)
         if label:
-            _label(draw, left, upper + high + 3, wide, _clock(seconds[index]), f"{int(shown.sum())}/{layer.size}")
+            _label(draw, left, upper + high + 3, wide, moment(seconds[index], 2), f"{int(shown.sum())}/{layer.size}")
     _bars(draw, bars, seconds, seen)
     return picture
 
@@ -97,9 +98,9 @@ def _bars(draw: ImageDraw.ImageDraw, upper: int, seconds: Sequence[float], seen:
     level = top + BARS * (1 - min(1.0, even / full))
     draw.line((MARGIN, level, WIDTH - MARGIN - 1, level), EVEN)
     for text, place, anchor in (
-        (_clock(seconds[0]), MARGIN, "la"),
+        (moment(seconds[0], 2), MARGIN, "la"),
         (f"uniform {even:.1%}", WIDTH // 2, "ma"),
-        (_clock(seconds[-1]), WIDTH - MARGIN, "ra"),
+        (moment(seconds[-1], 2), WIDTH - MARGIN, "ra"),
     ):
         draw.text((place, top + BARS + 4), text, EVEN if anchor == "ma" else FAINT, _font(LABEL), anchor=anchor)
     if (bias := position_bias(seen.grid, seen.cells, seen.kept, seen.views)) is not None:
@@ -122,9 +123,3 @@ def _write(
 
 def _font(size: int) -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
     return ImageFont.load_default(size)
-
-
-def _clock(seconds: float) -> str:
-    """``3.20 s``, or ``1:02.50`` from a minute on."""
-    minutes, rest = divmod(round(seconds, 2), 60)
-    return f"{int(minutes)}:{rest:05.2f}" if minutes else f"{rest:.2f} s"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
+from vidspec.display.figures import time
 from vidspec.events.events import Round
 
 __all__ = ["ACCEPTED", "LANE", "ROUNDS", "WAITING", "WASTED", "LaneGlyphs", "draw_lanes"]
@@ -84,5 +85,5 @@ def _legend(glyphs: LaneGlyphs, span: float) -> Text:
         (f"{glyphs.wasted} wasted", WASTED),
         "  ",
         (f"{glyphs.waiting} waiting", WAITING),
-        f"  last {span:.3g} s" if span >= 1 else f"  last {span * 1000:.3g} ms",
+        f"  last {time(span)}",
     )

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from vidspec.display.clip_lines import clip_lines, headings
 from vidspec.display.panel import LivePanel, flow_columns, render_clip
+from vidspec.display.screen import PanelScreen
 from vidspec.display.state import PanelState
 from vidspec.events.events import LoopLoad
 from vidspec.events.record import Caption
@@ -36,15 +37,11 @@ def render_run(
     states: Sequence[PanelState],
     loads: Sequence[LoopLoad] = (),
     *,
+    screen: PanelScreen,
     now: float,
-    width: int,
-    height: int,
     max_in_flight: int = 0,
-    ascii_only: bool = False,
-    coloured: bool = True,
-    verbose: bool = False,
 ) -> RenderableType:
-    """Return the panel of a run, at most ``height`` - 1 lines; pure apart from the clock of ``tally``.
+    """Return the panel of a run, a line lower than ``screen``; pure apart from the clock of ``tally``.
 
     The first clip has a panel if there is room for it and for a line per clip. A single clip then has no line.
 
@@ -52,15 +49,14 @@ def render_run(
         tally: counts of the run.
         states: the clips in flight, oldest first.
         loads: the latest loads, newest last.
+        screen: the terminal; verbose, also the fill of passes and caches.
         now: by ``time.monotonic``.
-        width, height: of the terminal.
         max_in_flight: the most clips in flight so far. That many lines stay reserved, so that the panel does not appear
             and disappear with each clip.
-        ascii_only, coloured: see :func:`render_clip`.
-        verbose: also show the fill of passes and caches.
     """
+    width, height, ascii_only = screen.width, screen.height or ROOMY, screen.ascii_only
     roomy = height >= ROOMY
-    facts = _facts(tally, loads, width, ascii_only, verbose)[: None if roomy else 2]
+    facts = _facts(tally, loads, screen)[: None if roomy else 2]
     parts: list[RenderableType] = [progress_bar(tally, width), *facts]
     left = height - 1 - len(parts)
     alone = max(max_in_flight, len(states)) == 1
@@ -73,10 +69,7 @@ def render_run(
     lines += [Text()] * (room - len(lines))  # the panel below, or the shell's prompt, stays where it is
     if not boxed:
         return Group(*parts, *lines)
-    drawn = render_clip(
-        states[0], width=width, height=left - table, ascii_only=ascii_only, coloured=coloured, verbose=verbose
-    )
-    return Group(*parts, *lines, drawn)
+    return Group(*parts, *lines, render_clip(states[0], replace(screen, height=left - table)))
 
 
 def progress_bar(tally: Tally, width: int) -> RenderableType:
@@ -92,7 +85,7 @@ def _table(
     return above + clip_lines(states, now=now, width=width, lines=lines - headed, ascii_only=ascii_only)
 
 
-def _facts(tally: Tally, loads: Sequence[LoopLoad], width: int, ascii_only: bool, verbose: bool) -> list[Text]:
+def _facts(tally: Tally, loads: Sequence[LoopLoad], screen: PanelScreen) -> list[Text]:
     """Return the figures of a run, the most important first, on as many lines as they need."""
     load = loads[-1] if loads else None
     facts = [f"{tally.done}/{counted(tally.total, 'clip')}", f"{tally.failed} failed"]
@@ -104,14 +97,14 @@ def _facts(tally: Tally, loads: Sequence[LoopLoad], width: int, ascii_only: bool
         facts.append(f"reading {load.reading:.0%}" if load.reading >= READING else "")
         if load.accepted and load.passes:
             facts.append(f"{load.accepted / load.passes:.1f} accepted tokens per pass of all clips")
-        if verbose and load.passes:
+        if screen.verbose and load.passes:
             facts.append(f"{sum(one.rows for one in loads) / len(loads):.1f} rows/pass")
-        facts.append(_memory(load.kv_used, load.kv_capacity) if verbose else "")
+        facts.append(_memory(load.kv_used, load.kv_capacity) if screen.verbose else "")
     if tally.earlier or tally.earlier_failed:
         facts.append(f"{tally.earlier + tally.earlier_failed} done before")
-    lines = flow_columns([Text(fact) for fact in facts if fact], width).split("\n")
+    lines = flow_columns([Text(fact) for fact in facts if fact], screen.width).split("\n")
     for line in lines:
-        line.truncate(width, overflow="crop" if ascii_only else "ellipsis")
+        line.truncate(screen.width, overflow="crop" if screen.ascii_only else "ellipsis")
         if tally.failed:
             line.highlight_words([f"{tally.failed} failed"], "bold red")
     return list(lines)
@@ -159,16 +152,8 @@ class RunPanel(LivePanel):
             self.close()
 
     def drawn(self) -> RenderableType:
-        size = self.console.size
+        states = [replace(state) for state in list(self.states.values())]
+        screen, now = PanelScreen.of(self.console, verbose=self.verbose), time.monotonic()
         return render_run(
-            self.tally,
-            [replace(state) for state in list(self.states.values())],
-            list(self.loads),
-            now=time.monotonic(),
-            width=size.width,
-            height=size.height,
-            max_in_flight=self.max_in_flight,
-            ascii_only=self.ascii_only,
-            coloured=self.coloured,
-            verbose=self.verbose,
+            self.tally, states, list(self.loads), screen=screen, now=now, max_in_flight=self.max_in_flight
         )

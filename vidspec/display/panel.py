@@ -16,6 +16,7 @@ from rich.text import Text
 from vidspec.display.bars import LINES, draw_bars
 from vidspec.display.heatmap import weight_lines
 from vidspec.display.lanes import draw_lanes
+from vidspec.display.screen import PanelScreen
 from vidspec.display.state import ClipStates, PanelState
 from vidspec.display.tiles import TileLayout, Tiles, fit_tiles, sight_sentence
 from vidspec.escaping import escape_text, one_line
@@ -62,32 +63,22 @@ SIDE_GAP = 3
 DEMO = Text(" built-in models: they know drawn shapes only ", style="bold black on yellow")
 
 
-def render_clip(
-    state: PanelState,
-    *,
-    width: int = 80,
-    height: int | None = None,
-    caption: bool = True,
-    ascii_only: bool = False,
-    coloured: bool = True,
-    verbose: bool = False,
-) -> RenderableType:
+def render_clip(state: PanelState, screen: PanelScreen, *, caption: bool = True) -> RenderableType:
     """Return the panel for ``state``; pure.
 
     While the caption grows the height depends on the terminal only: a caption that does not fit shows its end. The
     final panel is as high as its contents.
 
     Args:
-        width, height: the columns and the most lines of the panel.
+        state: the clip.
+        screen: the columns and the most lines of the panel.
         caption: show the caption above its legend; without it only the legend.
-        ascii_only: for terminals without block characters, which get no tiles.
-        coloured: the terminal has 256 colours; without them there are no tiles.
-        verbose: use the names of docs/research/metrics.md for figures.
     """
-    tiled = coloured and not ascii_only
+    width, height = screen.width, screen.height
+    tiled = screen.coloured and not screen.ascii_only
     most = MOST_LINES if tiled else MOST_PLAIN
     inner, drawn = max(1, width - 4), min(most, height or most)
-    below = _below(state, inner, drawn, ascii_only, verbose)
+    below = _below(state, inner, drawn, screen)
     lines = drawn - 2 - len(below) - (1 if inner >= SENTENCE else 2)  # for caption and tiles
     beside = caption and width >= WIDE
     layout = _fit_tiles(state, inner // 2 if beside else inner, drawn, lines if beside else None) if tiled else None
@@ -131,9 +122,9 @@ def _fit_tiles(state: PanelState, width: int, drawn: int, lines: int | None) -> 
     return fit_tiles(pictures[0].columns / pictures[0].rows, len(pictures), width, lines)
 
 
-def _below(state: PanelState, inner: int, drawn: int, ascii_only: bool, verbose: bool) -> list[Text]:
+def _below(state: PanelState, inner: int, drawn: int, screen: PanelScreen) -> list[Text]:
     """Return the lines below caption and tiles: bars or lanes, weights of an ensemble, figures."""
-    below, bars = [], False
+    below, bars, ascii_only = [], False, screen.ascii_only
     if drawn >= WITH_BARS and state.side_by_side:
         lanes = [line for line in draw_lanes(state.rounds, inner, ascii_only=ascii_only) if line.cell_len <= inner]
         below += _fixed_lines(lanes, LINES)
@@ -142,7 +133,7 @@ def _below(state: PanelState, inner: int, drawn: int, ascii_only: bool, verbose:
         bars = True
     if state.weights:
         below += flow_columns(weight_lines(state.weights, inner, ascii_only=ascii_only), inner).split("\n")
-    return below + _figures(state, inner, ascii_only, verbose, bars)
+    return below + _figures(state, inner, screen, bars)
 
 
 def _caption_lines(state: PanelState, width: int, lines: int | None, legend: bool) -> list[Text]:
@@ -171,28 +162,30 @@ def _legend(state: PanelState) -> list[Text]:
     return [Text(LABELS[origin], style=STYLES[origin]) for origin in STYLES if origin not in absent]
 
 
-def _figures(state: PanelState, inner: int, ascii_only: bool, verbose: bool, bars: bool) -> list[Text]:
+def _figures(state: PanelState, inner: int, screen: PanelScreen, bars: bool) -> list[Text]:
     """Return the figures on a fixed number of lines. ``bars``: those of accepted tokens are shown with their mean."""
-    count = 1 if inner >= ONE_LINE and not verbose and not state.side_by_side else 2
-    lines = flow_columns([Text(fact) for fact in _facts(state, verbose, bars)], inner).split("\n")[:count]
+    count = 1 if inner >= ONE_LINE and not screen.verbose and not state.side_by_side else 2
+    lines = flow_columns([Text(fact) for fact in _facts(state, screen.verbose, bars)], inner).split("\n")[:count]
     for line in lines:
-        line.truncate(inner, overflow="crop" if ascii_only else "ellipsis")
+        line.truncate(inner, overflow="crop" if screen.ascii_only else "ellipsis")
     return _fixed_lines(lines, count)
 
 
 def _facts(state: PanelState, verbose: bool, bars: bool) -> list[str]:
-    facts = [state.profile, state.phase, counted(state.emitted, "token")]
+    counts = state.counts
+    facts = [state.profile, state.phase, counted(counts.emitted, "token")]
     if state.tau is not None and (verbose or not bars):
         facts.append(f"tau {state.tau:.2f}" if verbose else f"{state.tau:.1f} accepted tokens per pass")
     if verbose:
-        facts += [f"accepted {state.accepted}/{state.drafted}"] if state.drafted else []
-        facts.append(f"{state.target_passes} target passes")
+        facts += [f"accepted {counts.accepted}/{counts.drafted}"] if counts.drafted else []
+        facts.append(f"{counts.target_forwards} target passes")
     if state.side_by_side:
         facts.append(f"{'gamma' if verbose else 'window'} {state.rounds[-1].gamma}")
-        facts.append(f"wasted {state.wasted}" + (f" ({state.aborted} aborted)" if state.aborted else ""))
+        wasted, aborted = sum(one.wasted for one in state.rounds), sum(one.aborted for one in state.rounds)
+        facts.append(f"wasted {wasted}" + (f" ({aborted} aborted)" if aborted else ""))
     if state.prefilled is not None and not state.prefilled.lossless:
         drafted = bool(state.prefilled.kept_per_frame)
-        facts.append(f"not lossless: {state.loose} loose" if drafted else "not lossless")
+        facts.append(f"not lossless: {counts.loose} loose" if drafted else "not lossless")
     if state.tokens_per_s is not None:
         facts.append(f"{state.tokens_per_s:.1f} tokens/s")
     if state.speedup is not None:
@@ -240,7 +233,7 @@ class LivePanel(ClipStates):
         path: the clip that is read first.
         profile: the name shown with the counters.
         keep_caption: the last state includes the caption; otherwise that is left to standard output (:meth:`paint`).
-        verbose: see :func:`render_clip`.
+        verbose: see :class:`~vidspec.display.screen.PanelScreen`.
     """
 
     frames_per_s = 8
@@ -324,29 +317,12 @@ class LivePanel(ClipStates):
         if live is not None:
             live.stop()
 
-    @property
-    def ascii_only(self) -> bool:
-        """True if the terminal cannot show block characters."""
-        return not self.console.encoding.lower().startswith("utf")
-
-    @property
-    def coloured(self) -> bool:
-        """True if the terminal has colours for the pixels of a frame."""
-        return not self.console.no_color and self.console.color_system in ("256", "truecolor")
-
     def drawn(self) -> RenderableType:
         """Return the current drawing."""
-        size = self.console.size
+        screen = PanelScreen.of(self.console, verbose=self.verbose)
         state = replace(self.state)  # a restart must not clear the rounds while they are drawn
-        return render_clip(
-            state,
-            width=size.width,
-            height=size.height - 1,
-            caption=self.keep_caption or state.caption is None,
-            ascii_only=self.ascii_only,
-            coloured=self.coloured,
-            verbose=self.verbose,
-        )
+        low = replace(screen, height=self.console.height - 1)
+        return render_clip(state, low, caption=self.keep_caption or state.caption is None)
 
     def __enter__(self) -> Self:
         self.open()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from vidspec.events.counters import tau, weights_by_context
+from vidspec.events.counters import Counters, count_rounds, lengths, weights_by_context
 from vidspec.events.events import Event, Finished, Opened, Origin, Prefilled, PrefillProgress, Restarted, Round
 from vidspec.events.observer import RunObserver
 from vidspec.events.record import Caption
@@ -60,7 +60,7 @@ class PanelState:
     @property
     def drafts(self) -> bool:
         """True unless the clip is known to be decoded without a draft."""
-        return self.prefilled is None or bool(self.prefilled.kept_per_frame) or self.drafted > 0
+        return self.prefilled is None or bool(self.prefilled.kept_per_frame) or self.counts.drafted > 0
 
     @property
     def stage(self) -> str:
@@ -75,21 +75,9 @@ class PanelState:
         return [piece for one in self.rounds for piece in zip(one.texts, one.origins, strict=False)]
 
     @property
-    def emitted(self) -> int:
-        return sum(len(one.token_ids) for one in self.rounds)
-
-    @property
-    def drafted(self) -> int:
-        return sum(one.drafted for one in self.rounds)
-
-    @property
-    def accepted(self) -> int:
-        return sum(one.accepted for one in self.rounds)
-
-    @property
-    def loose(self) -> int:
-        """Emitted tokens accepted only by a lossy rule."""
-        return sum(one.origins.count("loose") for one in self.rounds)
+    def counts(self) -> Counters:
+        """Counters so far; passes of the draft are not known before the end."""
+        return count_rounds(self.rounds, 0)
 
     @property
     def side_by_side(self) -> bool:
@@ -97,24 +85,9 @@ class PanelState:
         return any(one.mode for one in self.rounds)
 
     @property
-    def wasted(self) -> int:
-        """Drafted tokens that were not emitted, in the parallel schedule."""
-        return sum(one.wasted for one in self.rounds)
-
-    @property
-    def aborted(self) -> int:
-        """Wasted tokens that were drafted after their prefix had been rejected."""
-        return sum(one.aborted for one in self.rounds)
-
-    @property
-    def target_passes(self) -> int:
-        """Decoding passes of the target; the token from its prefill costs none."""
-        return sum(1 for one in self.rounds if one.drafted or one.verify_s > 0)
-
-    @property
     def tau(self) -> float | None:
         """Accepted draft tokens per verification (docs/research/metrics.md)."""
-        return tau([one.accepted for one in self.rounds[1:] if one.drafted])
+        return lengths(self.counts)["tau"]
 
     @property
     def weights(self) -> dict[str, tuple[float, ...]]:
@@ -125,7 +98,7 @@ class PanelState:
     def tokens_per_s(self) -> float | None:
         """Decode rate: tokens after the first over the time after the first."""
         seconds = self.rounds[-1].elapsed - self.rounds[0].elapsed if self.rounds else 0.0
-        tokens = self.emitted - len(self.rounds[0].token_ids) if self.rounds else 0
+        tokens = self.counts.emitted - len(self.rounds[0].token_ids) if self.rounds else 0
         return tokens / seconds if seconds > 0 else None
 
     @property

@@ -14,6 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 from rich.style import Style
 
+from vidspec.display.figures import moment
 from vidspec.display.heatmap import EDGE, cells_of
 from vidspec.events.events import Opened, Prefilled, Thumbnail
 from vidspec.events.tally import counted
@@ -124,7 +125,7 @@ def tile_lines(opened: Opened, seen: Prefilled | None, layout: TileLayout) -> li
     lines: list[list[Segment]] = []
     for start in range(0, len(chosen), layout.across):
         strip = chosen[start : start + layout.across]
-        times = (format_clock(one.seconds)[: layout.columns].ljust(layout.columns) for one in strip)
+        times = (moment(one.seconds, 1)[: layout.columns].ljust(layout.columns) for one in strip)
         lines.append([Segment((" " * GAP).join(times), Style(dim=True))])
         grids = [_colours(one, opened, seen, layout) for one in strip]
         for line in range(layout.lines):
@@ -134,12 +135,6 @@ def tile_lines(opened: Opened, seen: Prefilled | None, layout: TileLayout) -> li
                 joined += _runs(grid[2 * line], grid[2 * line + 1])
             lines.append(joined)
     return lines
-
-
-def format_clock(seconds: float) -> str:
-    """Format a time: ``3.2 s``, or ``1:02`` from a minute on."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}" if seconds >= 59.5 else f"{seconds:.1f} s"
 
 
 def _colours(one: Thumbnail, opened: Opened, seen: Prefilled | None, layout: TileLayout) -> NDArray[np.uint8]:

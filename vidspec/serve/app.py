@@ -18,7 +18,7 @@ from starlette.responses import FileResponse, HTMLResponse, JSONResponse, PlainT
 from starlette.routing import Route
 
 from vidspec.aio import AsyncCaptioner
-from vidspec.display.pages.page import render_page
+from vidspec.display.pages.page import Page, section
 from vidspec.display.pages.pictures import draw_clip
 from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, ProfileError, VidspecError
@@ -105,12 +105,12 @@ class _Api:
         return PlainTextResponse(self.metrics.text({**now, "kept_bytes": self.media.recent.nbytes}))
 
     async def page(self, _request: Request) -> Response:
-        """Return the page, made of the parts of reports."""
+        """Return the page."""
         profile = self.captioner.client.profile
         samples, prompt = [clip.name for clip in shipped()], profile.generate.prompt
-        content = {"model": self.config.name, "samples": samples, "prompt": prompt}
-        text = render_page("serve.html", title="vidspec", demo=DEMO if profile.models.pair else "", **content)
-        return HTMLResponse(text, headers={"Content-Security-Policy": POLICY})
+        lead, ask = section("lead", text=self.config.name, faint=True), section("ask", samples=samples, prompt=prompt)
+        page = Page("vidspec", [ask], lead, DEMO if profile.models.pair else "", "ask.js", policy="")
+        return HTMLResponse(page.render(), headers={"Content-Security-Policy": POLICY})
 
     async def sample(self, request: Request) -> Response:
         """Return a sample clip."""
@@ -296,7 +296,7 @@ class _Api:
 
 def _render_frames(clip: Clip, seen: Prefilled) -> str:
     """Return the frames of a clip with what the draft saw of them, as the page of a report has them."""
-    return render_page("frames.html", pictures=draw_clip(clip, seen, MAX_PICTURES))
+    return section("pictures", pictures=draw_clip(clip, seen, MAX_PICTURES))
 
 
 async def _last_caption(progress: AsyncGenerator[_Progress, None]) -> Caption:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.fake_captioner import record
-from vidspec.display.pages.clip import ClipPage
+from vidspec.display.pages.clip import ShownClip
 from vidspec.display.pages.pictures import Picture
 from vidspec.embedded.samples import shipped
 from vidspec.events.events import LooseToken, Prefilled, RejectedToken, Round
@@ -69,5 +69,5 @@ def told(**changes):
 
 def clip(**changes):
     """The clip as a watched run gives it."""
-    made = ClipPage(told(), SEEN, ROUNDS, SPANS, PICTURES)
+    made = ShownClip(told(), SEEN, ROUNDS, SPANS, PICTURES)
     return replace(made, **changes)

@@ -7,9 +7,10 @@ import pytest
 from tests.display.pages.browser import BROWSER, WHY, visit
 from tests.display.pages.clips_of_reports import clip, told
 from vidspec import video
-from vidspec.display.pages.clip import ClipPage
-from vidspec.display.pages.folder import FolderPage
-from vidspec.display.pages.report import write, write_compared
+from vidspec.display.pages.clip import ShownClip
+from vidspec.display.pages.folder import FolderTable
+from vidspec.display.pages.report import write
+from vidspec.display.pages.side_by_side import write_compared
 
 pytestmark = [pytest.mark.full, pytest.mark.skipif(BROWSER is None, reason=WHY)]
 
@@ -52,7 +53,7 @@ def pages(tmp_path_factory):
         "speed": {"tokens_per_s": 4.0, "baseline": baseline},
     }
     whole = clip(record=told(**facts))
-    one, every = FolderPage(), FolderPage()
+    one, every = FolderTable(), FolderTable()
     one.add(whole.record)
     assert not write(folder / "one.html", one, [whole], "")
     error = {"stage": "decode_video", "kind": "not_video", "message": "is not a video"}
@@ -61,7 +62,7 @@ def pages(tmp_path_factory):
     records = [told(**{**facts, "speed": {"tokens_per_s": rate}}, caption=f"Rate {rate}. " * 30) for rate in rates]
     numbered = [every.add(record) for record in (*records, failed)]
     inside = [replace(whole, record=record, number=at) for record, at in zip(records, numbered, strict=False)]
-    assert not write(folder / "many.html", every, [*inside[:2], ClipPage(records[2], number=3)], "run")
+    assert not write(folder / "many.html", every, [*inside[:2], ShownClip(records[2], number=3)], "run")
     names = ("sides/a.jsonl", "sides/b.jsonl")
     sides = [[told(path=f"{n}.mp4", caption=f"{n} {word}.") for n in range(3)] for word in ("circle", "square")]
     write_compared(folder / "sides.html", [*sides[0], told(path="same.mp4")], [*sides[1], told(path="same.mp4")], names)

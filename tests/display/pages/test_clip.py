@@ -5,35 +5,35 @@ import pytest
 
 from tests.display.pages.clips_of_reports import ROUNDS, SEEN, SPANS, clip, told
 from vidspec.display.pages import words
-from vidspec.display.pages.clip import ClipPage, VerifiedWindow
-from vidspec.display.pages.page import render_page
+from vidspec.display.pages.clip import ShownClip
+from vidspec.display.pages.clip_sections import clip_sections, counters, speeds
+from vidspec.display.pages.tokens import VerifiedWindow, origin_counts, tokens, windows
 
 
 def shown(made):
     """The text of a page about a clip."""
-    page = render_page("clip.html", title="", demo="", clip=made).partition("<main")[2].partition("</main>")[0]
-    return unescape(" ".join(re.sub("<[^>]*>", " ", page).split()))
+    return unescape(" ".join(re.sub("<[^>]*>", " ", clip_sections(made)).split()))
 
 
 def test_every_token_says_who_wrote_it_and_when():
-    tokens = clip().tokens
-    assert [one.text for one in tokens] == ["A", " red", " <b>circle</b>", "\nmoves", " left.", "∎"]
-    assert [one.origin for one in tokens] == ["target", "draft", "loose", "correction", "draft", "bonus"]
-    assert [one.round for one in tokens] == [0, 1, 1, 1, 2, 2]
-    assert "from the target's prefill" in tokens[0].about
-    assert "round 1: 4 drafted, 2 accepted; target probability 0.75; 500 ms after the prefill" in tokens[1].about
-    assert "probability" not in tokens[0].about and "target probability 2e-05" in tokens[2].about
-    assert "2 accepted; the draft proposed “ stays”, “∎” here; target probability 1; 500 ms" in tokens[3].about
-    assert sum("the draft proposed" in one.about for one in tokens) == 1
-    assert tokens[2].about.endswith("accepted by relevance, the target's choice was “ square”; visual relevance 0.250")
-    assert clip().origins == {"draft": 2, "correction": 1, "bonus": 1, "loose": 1, "target": 1}
+    found = list(tokens(clip()))
+    assert [one.text for one in found] == ["A", " red", " <b>circle</b>", "\nmoves", " left.", "∎"]
+    assert [one.origin for one in found] == ["target", "draft", "loose", "correction", "draft", "bonus"]
+    assert [one.round for one in found] == [0, 1, 1, 1, 2, 2]
+    assert "from the target's prefill" in found[0].about
+    assert "round 1: 4 drafted, 2 accepted; target probability 0.75; 500 ms after the prefill" in found[1].about
+    assert "probability" not in found[0].about and "target probability 2e-05" in found[2].about
+    assert "2 accepted; the draft proposed “ stays”, “∎” here; target probability 1; 500 ms" in found[3].about
+    assert sum("the draft proposed" in one.about for one in found) == 1
+    assert found[2].about.endswith("accepted by relevance, the target's choice was “ square”; visual relevance 0.250")
+    assert origin_counts(clip()) == {"draft": 2, "correction": 1, "bonus": 1, "loose": 1, "target": 1}
 
 
 def test_a_record_alone_tells_the_counts_and_what_it_lacks():
-    made = ClipPage(told())
-    assert not made.tokens and made.timeline is None and not made.pictures
-    assert made.origins == {"draft": 2, "correction": 1, "bonus": 1, "loose": 1, "target": 1}
-    assert made.windows == [VerifiedWindow(0 + 1, 2), VerifiedWindow(2, 1)]
+    made = ShownClip(told())
+    assert not list(tokens(made)) and not made.spans and not made.pictures
+    assert origin_counts(made) == {"draft": 2, "correction": 1, "bonus": 1, "loose": 1, "target": 1}
+    assert windows(made) == [VerifiedWindow(0 + 1, 2), VerifiedWindow(2, 1)]
     page = shown(made)
     assert "Not on this page" in page and "Not on this page" not in shown(clip())
     for absent in ("The origin and the probability of each token:", "The visual tokens that", "The timeline: caption"):
@@ -41,13 +41,13 @@ def test_a_record_alone_tells_the_counts_and_what_it_lacks():
 
 
 def test_a_clip_that_is_asked_several_things_is_named_by_what_it_was_asked():
-    assert ClipPage(told(question={"prompt": "What\nmoves?"})).name.endswith(".mp4: What\\nmoves?")
-    assert ClipPage(told(question=None)).name.endswith(".mp4")
+    assert ShownClip(told(question={"prompt": "What\nmoves?"})).name.endswith(".mp4: What\\nmoves?")
+    assert ShownClip(told(question=None)).name.endswith(".mp4")
 
 
 def test_windows_hold_what_was_drafted_and_the_targets_own():
-    assert clip().windows == [VerifiedWindow(1, 2, 4, 1), VerifiedWindow(2, 1, 1, 1)]
-    assert clip().tallest == 5
+    assert windows(clip()) == [VerifiedWindow(1, 2, 4, 1), VerifiedWindow(2, 1, 1, 1)]
+    assert max(one.height for one in windows(clip())) == 5
 
 
 @pytest.mark.parametrize(
@@ -76,20 +76,20 @@ def test_windows_hold_what_was_drafted_and_the_targets_own():
     ],
 )
 def test_in_short(changes, said):
-    assert said in shown(ClipPage(told(**changes)))
+    assert said in shown(ShownClip(told(**changes)))
 
 
 def test_speeds_stand_beside_plain_decoding_where_that_was_measured():
-    alone = clip().speeds
+    alone = speeds(clip())
     assert [one.method for one in alone] == [0.5, 1.0, 1.5] and {one.plain for one in alone} == {None}
     timings = {"time_to_first_token": 0.25, "decode": 3.0, "end_to_end": 3.25}
     baseline = {"timings": timings, "time_to_first_token": 0.5, "decode": 3.0, "end_to_end": 2.17}
-    both = ClipPage(told(speed={"baseline": baseline}))
-    assert [one.plain for one in both.speeds] == [0.25, 3.0, 3.25] and both.slowest == 3.25
+    both = speeds(ShownClip(told(speed={"baseline": baseline})))
+    assert [one.plain for one in both] == [0.25, 3.0, 3.25]
 
 
 def test_every_counter_has_a_definition():
-    rows = clip().counters
+    rows = counters(clip())
     names = {name.replace(" ", "_") for name, _, _ in rows}
     of = told()
     lengths = {words.LENGTH_NAMES[name].replace(" ", "_") for name in of["lengths"]}
@@ -99,18 +99,19 @@ def test_every_counter_has_a_definition():
 
 def test_a_part_of_a_file_says_which():
     video = {"duration_s": 20.0, "timestamps": [5.0, 6.0, 7.0, 8.0], "frames": 4}
-    assert ClipPage(told(video=video)).name.endswith(".mp4, 0:05 to 0:08")
-    assert ClipPage({**told(), "job": {"start": 5.0, "end": 65.0}}).name.endswith(".mp4, 0:05 to 1:05")
-    assert ClipPage(told(video={**video, "timestamps": [0.0, 6.6, 13.2, 19.8]})).name.endswith(".mp4")
+    assert ShownClip(told(video=video)).name.endswith(".mp4, 0:05 to 0:08")
+    assert ShownClip({**told(), "job": {"start": 5.0, "end": 65.0}}).name.endswith(".mp4, 0:05 to 1:05")
+    assert ShownClip(told(video={**video, "timestamps": [0.0, 6.6, 13.2, 19.8]})).name.endswith(".mp4")
 
 
 def test_what_a_terminal_or_a_reader_would_obey_is_made_harmless():
-    made = ClipPage(told(path="a\x1b[31m\u202eb.mp4", caption="a\u202eb"))
+    made = ShownClip(told(path="a\x1b[31m\u202eb.mp4", caption="a\u202eb"))
     assert made.name == "a\\x1b[31m\\u202eb.mp4" and made.caption == "a\\u202eb"
 
 
 def test_reading_in_another_process_is_told_apart():
-    assert clip(record=told(timings={"decode_video": 0.5})).read_before == 0.5
+    told_apart = "Reading the frames took 500 ms before that, in a separate process."
+    assert told_apart in shown(clip(record=told(timings={"decode_video": 0.5})))
     read = (*SPANS, type(SPANS[0])("target", "decode_video", 0.0, 0.1))
-    assert clip(record=told(timings={"decode_video": 0.5}), spans=read).read_before is None
+    assert told_apart not in shown(clip(record=told(timings={"decode_video": 0.5}), spans=read))
     assert SEEN.grid == (2, 2, 2) and len(ROUNDS) == 3

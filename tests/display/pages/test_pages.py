@@ -13,12 +13,13 @@ from tests.display.pages.clips_of_reports import PATH, SEEN, SIGNALS, clip, told
 from vidspec import video
 from vidspec.display.pages import folder as folders
 from vidspec.display.pages import words
-from vidspec.display.pages.clip import ClipPage
-from vidspec.display.pages.folder import FolderPage
-from vidspec.display.pages.page import check_page
+from vidspec.display.pages.clip import ShownClip
+from vidspec.display.pages.folder import FolderTable
+from vidspec.display.pages.page import ALONE, Page, check_page, section
 from vidspec.display.pages.pictures import draw_frames
-from vidspec.display.pages.report import write, write_compared
+from vidspec.display.pages.report import write
 from vidspec.display.pages.review import ReviewRow, render_review
+from vidspec.display.pages.side_by_side import write_compared
 from vidspec.errors import OutputError, UsageError, VideoError
 
 FAILED = {"stage": "decode_video", "kind": "not_video", "message": "x.mp4: is <not> a video"}
@@ -31,7 +32,7 @@ def times():
 
 def written(tmp_path, *clips, **changes):
     """The page of ``clips``, all of them in full."""
-    folder = FolderPage()
+    folder = FolderTable()
     numbered = [replace(one, number=folder.add(one.record)) for one in clips]
     errors = write(tmp_path / "page.html", folder, numbered, "run", **changes)
     return (tmp_path / "page.html").read_text(encoding="utf-8"), errors
@@ -136,7 +137,7 @@ def test_captions_of_the_built_in_models_cannot_be_taken_for_more(tmp_path, demo
 
 
 def test_a_folder_says_which_of_its_captions_are_the_built_in_models(tmp_path):
-    page, _ = written(tmp_path, *(ClipPage(told(demo=demo, video={})) for demo in (True, False, False)))
+    page, _ = written(tmp_path, *(ShownClip(told(demo=demo, video={})) for demo in (True, False, False)))
     assert "1 of 3 are by the built-in models" in page
     assert page.count('class="dot"') == 2, "one in its row of the table and one where it is shown in full"
 
@@ -150,16 +151,16 @@ def test_the_texts_beside_a_caption_are_folded_below_it_wherever_it_is_shown(tmp
     two = {"original": {"text": "Long & <i>wordy</i>.", "ended": "eos"}, "summary": "It moves."}
     record = told(caption="Short.", **two)
     names = [(words.ORIGINAL, "Long &amp; &lt;i&gt;wordy&lt;/i&gt;."), (words.SUMMARY, "It moves.")]
-    alone, _ = written(tmp_path, ClipPage(record), frames=False)
+    alone, _ = written(tmp_path, ShownClip(record), frames=False)
     assert alone.count("Short.") == 1 and f"<summary>{words.ORIGINAL}</summary>" in alone
     assert '<div class="caption">Long &amp; &lt;i&gt;wordy&lt;/i&gt;.</div>' in alone and folded(alone) == names[1:]
-    many, _ = written(tmp_path, ClipPage(record), ClipPage(told()), frames=False)
+    many, _ = written(tmp_path, ShownClip(record), ShownClip(told()), frames=False)
     assert folded(many) == [*names, names[1]], "in the table, and where the clip is shown in full"
     write_compared(tmp_path / "page.html", [record], [told()], ("a", "b"))
     assert folded((tmp_path / "page.html").read_text(encoding="utf-8")) == names
     row = ReviewRow(1, "x.mp4", "x.txt", "written", "Short.", "", "x.mp4", "What?", record=record)
     assert folded(render_review([row], {"written": "as a run wrote it"}, "x", live=False)) == names
-    failed, _ = written(tmp_path, ClipPage(told(caption=None, error=FAILED, **two)), frames=False)
+    failed, _ = written(tmp_path, ShownClip(told(caption=None, error=FAILED, **two)), frames=False)
     assert folded(failed) == names
 
 
@@ -174,7 +175,7 @@ def test_the_tokens_of_a_rewritten_caption_are_those_of_the_text_before(tmp_path
 
 def test_failures_come_first_and_are_counted(tmp_path):
     failed = told(path="x.mp4", caption=None, error=FAILED, token_ids=[], counters={}, lengths={}, timings={}, speed={})
-    folder = FolderPage()
+    folder = FolderTable()
     for record in (told(), failed, told(ended="loop")):
         folder.add(record)
     assert [(row.number, row.state) for row in folder.table] == [(2, "failed"), (1, "captioned"), (3, "ends in a loop")]
@@ -185,7 +186,7 @@ def test_failures_come_first_and_are_counted(tmp_path):
 
 
 def test_spreads_are_of_captioned_clips_that_have_the_value():
-    folder = FolderPage()
+    folder = FolderTable()
     for rate in (1.0, 2.0, 4.0, None):
         folder.add(told(speed={"tokens_per_s": rate}))
     folder.add(told(error=FAILED, speed={"tokens_per_s": 99.0}))
@@ -196,19 +197,19 @@ def test_spreads_are_of_captioned_clips_that_have_the_value():
 
 def test_a_million_clips_do_not_all_stand_on_the_page(monkeypatch):
     monkeypatch.setattr(folders, "MAX_ROWS", 2)
-    folder = FolderPage()
+    folder = FolderTable()
     for at in range(5):
         folder.add(told(error=FAILED if at > 3 else None))
     assert [row.state for row in folder.table] == ["failed", "captioned", "captioned"]
-    assert folder.left_out == "2 further clips are counted above and have no row here."
-    assert FolderPage().left_out == ""
+    assert "2 further clips are counted above and have no row here." in folder.sections({}, [])[-1]
+    assert words.without_row(0) == ""
     assert words.without_row(1) == "1 further clip is counted above and has no row here."
 
 
 def test_one_of_a_thing_is_singular(tmp_path):
     """On pages of a run and of one clip."""
     failed = told(path="x.mp4", caption=None, error=FAILED, token_ids=[], counters={}, lengths={}, timings={}, speed={})
-    folder = FolderPage()
+    folder = FolderTable()
     folder.add(failed)
     assert folder.summary == "1 record, one for each clip or part of one: 0 captioned, 1 failed."
     write(tmp_path / "page.html", folder, [], "run")
@@ -227,14 +228,14 @@ def test_one_of_a_thing_is_singular(tmp_path):
 
 def test_a_page_that_cannot_be_written(tmp_path):
     with pytest.raises(OutputError, match="cannot be written"):
-        write(tmp_path / "no" / "page.html", FolderPage(), [], "run")
+        write(tmp_path / "no" / "page.html", FolderTable(), [], "run")
     with pytest.raises(UsageError, match=r"--report x.pdf: must end in \.html"):
         check_page(tmp_path.joinpath("x.pdf").relative_to(tmp_path), [])
 
 
 def test_paths_break_after_slashes_and_not_within_words(tmp_path):
     record = told(path="clips/a_long_folder/<b>.mp4", video={})
-    page, _ = written(tmp_path, ClipPage(record), ClipPage(told(video={})))
+    page, _ = written(tmp_path, ShownClip(record), ShownClip(told(video={})))
     assert "clips/<wbr>a_<wbr>long_<wbr>folder/<wbr>&lt;b&gt;.mp4" in page
     style = page.partition("<style>")[2].partition("</style>")[0]
     anywhere = [line for line in style.splitlines() if "overflow-wrap: anywhere" in line]
@@ -243,8 +244,19 @@ def test_paths_break_after_slashes_and_not_within_words(tmp_path):
 
 def test_a_figure_has_one_name_on_every_page_and_is_explained_above_the_table(tmp_path):
     one, _ = written(tmp_path, clip())
-    many, _ = written(tmp_path, *(ClipPage(told(video={})) for _ in range(3)))
+    many, _ = written(tmp_path, *(ShownClip(told(video={})) for _ in range(3)))
     for page in (one, many):
         assert "accepted tokens per pass" in page and not re.search(r">tau<|\btau:", page)
     assert many.index("draft tokens accepted per pass that verifies") < many.index('aria-label="Clips"')
     assert 'title="draft tokens accepted per pass that verifies' in many
+
+
+def test_a_page_is_one_template_with_sections_in_order():
+    page = Page("a/<b>", [section("lead", text="<first>"), section("lead", text="second")], demo="built-in").render()
+    assert page.index("&lt;first&gt;") < page.index("<p>second</p>") < page.index("</main>")
+    assert "<h1>a/<wbr>&lt;b&gt;</h1>" in page and f'content="{ALONE}"' in page and "loads nothing else" in page
+    served = Page("a", [], script="picks.js", policy="").render()
+    assert "Content-Security-Policy" not in served and "loads nothing else" not in served
+    assert "data-pick" in served.partition("<script>")[2] and "data-pick" not in page
+    style, script = ("<style>", "<script>")
+    assert page.count(style) == served.count(style) == page.count(script) == served.count(script) == 1

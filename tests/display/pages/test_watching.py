@@ -7,6 +7,7 @@ from tests.fake_captioner import record
 from vidspec.config import profiles
 from vidspec.display.pages import report
 from vidspec.display.pages.report import ReportFile
+from vidspec.display.pages.tokens import tokens
 from vidspec.events.events import Restarted
 
 pytestmark = pytest.mark.full
@@ -51,7 +52,7 @@ def test_clips_in_flight_at_once_do_not_mix(page):
         page.event(2, replace(event, texts=("other",) * len(event.texts)) if event in ROUNDS else event)
     page.end(2, record("2.mp4"))
     page.end(1, record("1.mp4"))
-    assert [(clip.record["path"], clip.tokens[1].text) for clip in page.clips] == [
+    assert [(clip.record["path"], list(tokens(clip))[1].text) for clip in page.clips] == [
         ("2.mp4", "other"),
         ("1.mp4", " red"),
     ]

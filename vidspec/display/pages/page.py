@@ -1,14 +1,16 @@
-"""Renders templates into self-contained pages and checks output files. Knows no clips."""
+"""The one page template, and its sections: a self-contained HTML file each. Knows no clips."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vidspec._version import __version__
+from vidspec.display import figures
 from vidspec.display.pages import words
 from vidspec.errors import UsageError
 from vidspec.files import FileKind, check_output
@@ -17,13 +19,15 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
-__all__ = ["RecordMapping", "breakable_path", "check_page", "render_page"]
+__all__ = ["ALONE", "Page", "RecordMapping", "breakable_path", "check_page", "section"]
 
 #: A clip's record as ``--format json`` writes it; from ``--format jsonl``, without measurements.
 RecordMapping: TypeAlias = Mapping[str, Any]
 
 #: Marker in the head of every page that vidspec writes.
 PAGE = FileKind("page of vidspec", rb'<meta name="generator" content="vidspec ')
+#: Policy of a page that loads nothing.
+ALONE = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -39,19 +43,43 @@ def check_page(file: Path, inputs: Iterable[str], option: str = "--report") -> N
     check_output(file, inputs, option, PAGE)
 
 
-def render_page(template: str | Path, **content: object) -> str:
-    """Return a complete page. Texts in ``content`` are escaped.
+@dataclass(frozen=True)
+class Page:
+    """A page: its title, a lead below it, and sections, in their order.
+
+    Attributes:
+        demo: note on the built-in models, in a bar that stays in sight; empty if none of the captions are theirs.
+        script: file of a script for this page's sections, besides the one of all pages.
+        policy: what the page may load; empty if a server sends it.
+    """
+
+    title: str
+    sections: Iterable[Markup]
+    lead: str = ""
+    demo: str = ""
+    script: str = ""
+    policy: str = ALONE
+
+    def render(self) -> str:
+        """Return the page as HTML."""
+        return _environment().get_template("page.html").render(page=self, alone=self.policy == ALONE)
+
+
+def section(template: str | Path, **content: object) -> Markup:
+    """Return a section of a page. Texts in ``content`` are escaped.
 
     Args:
-        template: the name of one here, or the file of another that extends ``page.html``.
+        template: the name of one here, or the file of another.
         content: what it shows.
     """
+    from markupsafe import Markup
+
     known = _environment()
     if isinstance(template, str):
-        found = known.get_template(template)
+        found = known.get_template(f"{template}.html")
     else:
         found = known.from_string(template.read_text(encoding="utf-8"))
-    return found.render(version=__version__, words=words, **content)
+    return Markup(found.render(content))
 
 
 def breakable_path(text: str) -> Markup:
@@ -64,7 +92,6 @@ def breakable_path(text: str) -> Markup:
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
 
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
@@ -74,6 +101,5 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
     )
     environment.filters["path"] = breakable_path
-    for name in ("page.css", "page.js"):
-        environment.globals[name.replace(".", "_")] = Markup((_TEMPLATES / name).read_text(encoding="utf-8"))
+    environment.globals.update(version=__version__, words=words, figures=figures)
     return environment

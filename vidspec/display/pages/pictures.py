@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from io import BytesIO
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from vidspec.display.pages.page import RecordMapping
-from vidspec.errors import OutputError
+from vidspec.errors import OutputError, VidspecError
+from vidspec.escaping import one_line
 from vidspec.events.events import Prefilled
 
 if TYPE_CHECKING:
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
 
     from vidspec.video.base import Clip
 
-__all__ = ["MAX_FRAMES", "DrawFrames", "Picture", "draw_clip", "draw_frames", "draw_thumbnail"]
+__all__ = ["MAX_FRAMES", "DrawFrames", "Picture", "change_reason", "draw_clip", "draw_frames", "draw_thumbnails"]
 
 #: Most frames drawn per clip, spread evenly.
 MAX_FRAMES = 64
@@ -76,45 +80,59 @@ def draw_frames(
         VidspecError: the frames cannot be read again.
     """
     from vidspec import video
-    from vidspec.video.sample import first_of_steps, uniform
+
+    def read(moments: list[float]) -> Sequence[NDArray[np.uint8]]:
+        clip = video.read_at(record["path"], moments, max_pixels=_PIXELS, decoder=decoder, allow_damaged=allow_damaged)
+        return list(clip.frames)
 
     every = tuple(record.get("video", {}).get("timestamps") or ())
+    if not every:
+        raise OutputError(f"{record['path']}: its record names no frames")
     per_frame = tuple(record.get("kept_per_frame") or ())
+    return _pictures(every, seen, per_frame, MAX_FRAMES, read, partial(_fit_budget, budget))
+
+
+def draw_clip(clip: Clip, seen: Prefilled, most: int) -> list[Picture]:
+    """Return at most ``most`` frames of a clip in memory; of a temporal step of two frames, the first."""
+    every = [float(time) for time in clip.timestamps]
+    scale = min(1.0, (_THUMBNAIL / (clip.frames[0].shape[0] * clip.frames[0].shape[1])) ** 0.5)
+    return _pictures(
+        every,
+        seen,
+        (),
+        most,
+        lambda moments: [clip.frames[every.index(moment)] for moment in moments],
+        lambda frames: [_jpeg(frame, scale) for frame in frames],
+    )
+
+
+def _pictures(
+    every: Sequence[float],
+    seen: Prefilled | None,
+    per_frame: Sequence[int],
+    most: int,
+    read: Callable[[list[float]], Sequence[NDArray[np.uint8]]],
+    encode: Callable[[Sequence[NDArray[np.uint8]]], list[str]],
+) -> list[Picture]:
+    """Return at most ``most`` of the frames at the times ``every``, or of the temporal steps that tokens stand for.
+
+    ``per_frame`` has the kept tokens of each; ``read`` returns the frames at some times, ``encode`` their URLs.
+    """
+    from vidspec.video.sample import first_of_steps, uniform
+
     grid = seen.grid if seen is not None and 0 not in seen.grid else None
     steps = grid[0] if grid else len(per_frame)
     times = first_of_steps(every, steps) if steps else ()
     if not times:
         times, grid, per_frame = every, None, ()
-    if not times:
-        raise OutputError(f"{record['path']}: its record names no frames")
-    chosen = uniform(len(times), MAX_FRAMES).tolist()
+    chosen = uniform(len(times), most).tolist()
     moments = [times[index] for index in chosen]
-    clip = video.read_at(record["path"], moments, max_pixels=_PIXELS, decoder=decoder, allow_damaged=allow_damaged)
-    images = _fit_budget(budget, list(clip.frames))
-    height, width = clip.frames[0].shape[:2]
-    ratio = width / height
-    if grid is None or seen is None:
-        counts = [per_frame[index] if per_frame else None for index in chosen]
-        return [
-            Picture(time, image, ratio, kept=kept) for time, image, kept in zip(moments, images, counts, strict=True)
-        ]
-    return _with_cells(seen, chosen, moments, images, ratio)
-
-
-def draw_clip(clip: Clip, seen: Prefilled, most: int) -> list[Picture]:
-    """Return at most ``most`` frames of a clip in memory; of a temporal step of two frames, the first."""
-    from vidspec.video.sample import first_of_steps, uniform
-
-    every = [float(time) for time in clip.timestamps]
-    times = first_of_steps(every, seen.grid[0]) if 0 not in seen.grid else ()
-    chosen = uniform(len(times or every), most).tolist()
-    moments = [(times or every)[index] for index in chosen]
-    frames = [clip.frames[every.index(moment)] for moment in moments]
-    height, width = frames[0].shape[:2]
-    images = [_jpeg(frame, min(1.0, (_THUMBNAIL / (height * width)) ** 0.5)) for frame in frames]
-    if not times:
-        return [Picture(moment, image, width / height) for moment, image in zip(moments, images, strict=True)]
-    return _with_cells(seen, chosen, moments, images, width / height)
+    frames = read(moments)
+    images, ratio = encode(frames), frames[0].shape[1] / frames[0].shape[0]
+    if grid is not None and seen is not None:
+        return _with_cells(seen, chosen, moments, images, ratio)
+    counts = [per_frame[index] if per_frame else None for index in chosen]
+    return [Picture(time, image, ratio, kept=kept) for time, image, kept in zip(moments, images, counts, strict=True)]
 
 
 def _with_cells(
@@ -140,7 +158,7 @@ def _with_cells(
     return found
 
 
-def draw_thumbnail(record: RecordMapping) -> str:
+def _thumbnail(record: RecordMapping) -> str:
     """Return the middle frame of a clip as a small picture.
 
     Raises:
@@ -151,6 +169,31 @@ def draw_thumbnail(record: RecordMapping) -> str:
     times = record.get("video", {}).get("timestamps") or (0.0,)
     clip = video.read_at(record["path"], [times[len(times) // 2]], max_pixels=_THUMBNAIL, allow_damaged=True)
     return _jpeg(clip.frames[0], 1.0)
+
+
+def draw_thumbnails(records: Mapping[int, RecordMapping]) -> dict[int, str]:
+    """Return thumbnails by clip number, without clips whose frame cannot be read."""
+    found: dict[int, str] = {}
+    for number, record in records.items():
+        if change_reason(record) is None:
+            with suppress(VidspecError):
+                found[number] = _thumbnail(record)
+    return found
+
+
+def change_reason(record: RecordMapping) -> str | None:
+    """Return a message if the file changed since it was captioned; None if not, as far as the record knows."""
+    job, file = record.get("job") or {}, Path(record["path"])
+    try:
+        status = file.stat()
+    except NotADirectoryError:
+        return f"{one_line(record['path'])} is in a shard, which is not read again"
+    except OSError:
+        if "://" in record["path"]:
+            return f"{one_line(record['path'])} is not fetched again"
+        return f"{one_line(record['path'])} does not exist"
+    known = (job.get("size", status.st_size), job.get("mtime_ns", status.st_mtime_ns))
+    return None if known == (status.st_size, status.st_mtime_ns) else "the file has changed since"
 
 
 def _fit_budget(budget: int, frames: Sequence[NDArray[np.uint8]]) -> list[str]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from vidspec.config.schema import Profile
+from vidspec.display import figures
 from vidspec.display.pages import words
-from vidspec.display.pages.clip import ClipPage
-from vidspec.display.pages.folder import FolderPage
-from vidspec.display.pages.page import RecordMapping, render_page
-from vidspec.display.pages.pictures import DrawFrames, draw_frames, draw_thumbnail
-from vidspec.display.pages.side_by_side import Comparison, compare_runs, write_comparison
+from vidspec.display.pages.clip import ShownClip
+from vidspec.display.pages.clip_sections import clip_sections
+from vidspec.display.pages.folder import FolderTable
+from vidspec.display.pages.page import Page, RecordMapping, section
+from vidspec.display.pages.pictures import DrawFrames, change_reason, draw_frames, draw_thumbnails
 from vidspec.display.pages.timeline import from_chrome
 from vidspec.display.state import ClipStates
 from vidspec.errors import UsageError, VidspecError
@@ -25,7 +25,7 @@ from vidspec.events.record import Caption, checking_records
 from vidspec.events.trace import Span
 from vidspec.files import read_whole, write_whole
 
-__all__ = ["IN_FULL", "ReportFile", "read_trace", "write", "write_compared", "write_finished"]
+__all__ = ["IN_FULL", "ReportFile", "read_trace", "write", "write_finished"]
 
 #: Most clips shown in full on a page of many.
 IN_FULL = 24
@@ -37,8 +37,8 @@ MAX_TRACE_BYTES = 1 << 30
 
 def write(
     file: Path,
-    folder: FolderPage,
-    clips: Sequence[ClipPage],
+    folder: FolderTable,
+    clips: Sequence[ShownClip],
     title: str,
     *,
     frames: bool = True,
@@ -71,55 +71,27 @@ def write(
         whole = [replace(clip, unseen="not read again, as the run was interrupted") for clip in clips]
     demo = words.demo(folder.demo, folder.clips - folder.failed)
     if folder.clips == 1 and whole:
-        content = render_page("clip.html", title=whole[0].name, demo=demo, clip=whole[0])
+        page = Page(whole[0].name, [clip_sections(whole[0])], demo=demo)
     else:
-        content = render_page(
-            "folder.html",
-            title=one_line(f"{title}: {words.counted(folder.clips, 'record')}"),
-            demo=demo,
-            folder=folder,
-            thumbnails=_thumbnails(folder) if frames else {},
-            clips=whole,
-        )
-    write_whole(file, content)
+        sections = folder.sections(draw_thumbnails(folder.pictured) if frames else {}, [clip.number for clip in whole])
+        if whole:
+            sections.append(section("clip_by_clip", clips=[(clip, clip_sections(clip)) for clip in whole]))
+        title = one_line(f"{title}: {figures.counted(folder.clips, 'record')}")
+        page = Page(title, sections, section("lead", text=folder.summary), demo)
+    write_whole(file, page.render())
     return errors
 
 
-def _with_pictures(clip: ClipPage, draw: DrawFrames, errors: list[VidspecError]) -> ClipPage:
+def _with_pictures(clip: ShownClip, draw: DrawFrames, errors: list[VidspecError]) -> ShownClip:
     if clip.error is not None:
         return clip
-    if (changed := _change_reason(clip.record)) is not None:
+    if (changed := change_reason(clip.record)) is not None:
         return replace(clip, unseen=changed)
     try:
         return replace(clip, pictures=draw(clip.record, clip.seen))
     except VidspecError as error:
         errors.append(error)
         return replace(clip, unseen=one_line(str(error)))
-
-
-def _thumbnails(folder: FolderPage) -> dict[int, str]:
-    """Return thumbnails by clip number, without clips whose frame cannot be read."""
-    found: dict[int, str] = {}
-    for number, record in folder.pictured.items():
-        if _change_reason(record) is None:
-            with suppress(VidspecError):
-                found[number] = draw_thumbnail(record)
-    return found
-
-
-def _change_reason(record: RecordMapping) -> str | None:
-    """Return a message if the file changed since it was captioned; None if not, as far as the record knows."""
-    job, file = record.get("job") or {}, Path(record["path"])
-    try:
-        status = file.stat()
-    except NotADirectoryError:
-        return f"{one_line(record['path'])} is in a shard, which is not read again"
-    except OSError:
-        if "://" in record["path"]:
-            return f"{one_line(record['path'])} is not fetched again"
-        return f"{one_line(record['path'])} does not exist"
-    known = (job.get("size", status.st_size), job.get("mtime_ns", status.st_mtime_ns))
-    return None if known == (status.st_size, status.st_mtime_ns) else "the file has changed since"
 
 
 class ReportFile(ClipStates):
@@ -142,8 +114,8 @@ class ReportFile(ClipStates):
         super().__init__()
         self.file, self.profile = file, profile
         self.interrupted = False
-        self.folder = FolderPage()
-        self.clips: list[ClipPage] = []
+        self.folder = FolderTable()
+        self.clips: list[ShownClip] = []
         self.errors: list[VidspecError] = []
         self._several = False
 
@@ -157,7 +129,7 @@ class ReportFile(ClipStates):
         place, state = self.folder.add(record), self.states.pop(number, None)
         if state is not None and (caption.error is None or not self._several):
             spans = caption.trace.spans if caption.trace is not None else ()
-            self.clips.append(ClipPage(record, state.prefilled, state.rounds, spans, number=place))
+            self.clips.append(ShownClip(record, state.prefilled, state.rounds, spans, number=place))
 
     def write(self) -> None:
         """Write the page, unless no clip has ended.
@@ -211,33 +183,12 @@ def write_finished(
         return write(file, folder, clips, title, allow_damaged=damaged)
 
 
-def write_compared(
-    file: Path, left: Sequence[RecordMapping], right: Sequence[RecordMapping], names: tuple[str, str]
-) -> Comparison:
-    """Write the page of two runs side by side and return their clips; write nothing if they share none.
-
-    Runs without a common prompt are matched by clip alone.
-
-    Raises:
-        UsageError: a record is not one that vidspec writes.
-        OutputError: it cannot be written.
-    """
-    from jinja2 import UndefinedError
-
-    with checking_records("report on", UndefinedError):
-        found = compare_runs(left, right)
-        found = found if found.shared else compare_runs(left, right, by_prompt=False)
-        if found.shared:
-            write_comparison(file, found, (one_line(names[0]), one_line(names[1])), _thumbnails)
-        return found
-
-
 def _collect_clips(
     records: Sequence[RecordMapping], traces: Mapping[str, Sequence[Sequence[Span]]]
-) -> tuple[FolderPage, list[ClipPage]]:
+) -> tuple[FolderTable, list[ShownClip]]:
     """Return all records, and the first of them with their traces."""
-    folder = FolderPage()
-    clips: list[ClipPage] = []
+    folder = FolderTable()
+    clips: list[ShownClip] = []
     captioned = Counter(record["path"] for record in records if record.get("error") is None) if traces else Counter()
     met: Counter[str] = Counter()
     for record in records:
@@ -248,5 +199,5 @@ def _collect_clips(
         spans = mine[met[path]] if mine and len(mine) == captioned[path] else ()
         met[path] += bool(mine)
         if len(clips) < IN_FULL:
-            clips.append(ClipPage(record, spans=spans, number=number))
+            clips.append(ShownClip(record, spans=spans, number=number))
     return folder, clips

@@ -8,12 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vidspec.display.pages import words
-from vidspec.display.pages.folder import MAX_ROWS, folder_row
-from vidspec.display.pages.page import RecordMapping, render_page
+from vidspec.display.pages.folder import FASTER, FIGURES, MAX_ROWS, folder_row
+from vidspec.display.pages.page import Page, RecordMapping, section
 from vidspec.files import write_whole
 from vidspec.video.image import IMAGES
 
 __all__ = ["ReviewRow", "render_review", "write_review"]
+
+#: Policy of a page that shows clips of the disk.
+BESIDE = (
+    "default-src 'none'; img-src data: 'self' file:; media-src 'self' file:; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'"
+)
 
 
 @dataclass(frozen=True)
@@ -57,20 +63,17 @@ class ReviewRow:
 
     @property
     def facts(self) -> Sequence[tuple[str, str]]:
-        """Names and values of what is known of the caption that a run wrote."""
+        """Name and value of the file, and of what is known of the caption that a run wrote."""
         if self.record is None:
-            return ()
+            return [("file", self.file)]
         row, job = folder_row(self.number, self.record), self.record.get("job") or {}
         several = (
+            ("file", self.file),
             ("profile", str(self.record.get("profile") or "")),
             ("target", str((self.record.get("models") or {}).get("target") or "")),
             ("prompt", str(job.get("prompt") or self.record.get("prompt") or "")),
             ("ended", row.state),
-            ("tokens", words.number(row.tokens)),
-            ("time", words.time(row.seconds)),
-            ("tokens/s", words.number(row.rate)),
-            (words.LENGTH_NAMES["tau"], words.number(row.tau)),
-            (words.LENGTH_NAMES["acceptance_rate"], words.share(row.accepted)),
+            *((name, one.shown(row.figures[name])) for name, one in FIGURES.items() if name != FASTER),
         )
         return [(name, value) for name, value in several if value not in ("", "-")]
 
@@ -85,16 +88,11 @@ def render_review(rows: Sequence[ReviewRow], states: Mapping[str, str], title: s
         live: True if a server answers the page, which then can save and caption again.
     """
     counts = Counter(row.state for row in rows)
-    return render_page(
-        "review.html",
-        title=title,
-        demo="",
-        rows=rows[:MAX_ROWS],
-        left_out=words.without_row(max(0, len(rows) - MAX_ROWS)),
-        states={state: (counts[state], meaning) for state, meaning in states.items() if counts[state]},
-        meanings=states,
-        live=live,
-    )
+    met = {state: (counts[state], meaning) for state, meaning in states.items() if counts[state]}
+    left_out = words.without_row(max(0, len(rows) - MAX_ROWS))
+    lead = section("review_lead", states=met, live=live)
+    clips = section("review", rows=rows[:MAX_ROWS], left_out=left_out, states=met, meanings=states, live=live)
+    return Page(title, [clips], lead, script="review.js", policy="" if live else BESIDE).render()
 
 
 def write_review(file: Path, rows: Sequence[ReviewRow], states: Mapping[str, str], title: str) -> None:

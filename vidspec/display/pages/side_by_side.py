@@ -9,7 +9,7 @@ import os
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from hashlib import blake2b
@@ -17,12 +17,15 @@ from itertools import islice
 from pathlib import Path
 
 from vidspec.display.pages import words
-from vidspec.display.pages.clip import ClipPage
-from vidspec.display.pages.folder import MAX_ROWS, FolderPage
-from vidspec.display.pages.page import RecordMapping, render_page
+from vidspec.display.pages.clip import ShownClip
+from vidspec.display.pages.folder import MAX_ROWS, FolderTable
+from vidspec.display.pages.page import Page, RecordMapping, section
+from vidspec.display.pages.pictures import draw_thumbnails
+from vidspec.escaping import one_line
+from vidspec.events.record import checking_records
 from vidspec.files import write_whole
 
-__all__ = ["STATES", "CaptionPair", "Comparison", "compare_runs", "differences", "write_comparison"]
+__all__ = ["STATES", "CaptionPair", "Comparison", "compare_runs", "differences", "write_compared"]
 
 STATES = ("same words", "differs", "failed", "first only", "second only")
 #: A piece of a text, and True if the other text lacks it.
@@ -48,13 +51,13 @@ class CaptionPair:
     ``state`` is one of :data:`STATES`; ``failed`` is that of a clip that failed in one run at least.
     """
 
-    left: ClipPage | None
-    right: ClipPage | None
+    left: ShownClip | None
+    right: ShownClip | None
     state: str
     number: int = 0
 
     @property
-    def one(self) -> ClipPage:
+    def one(self) -> ShownClip:
         """Either clip, for what both share."""
         clip = self.left or self.right
         assert clip is not None
@@ -74,7 +77,7 @@ class CaptionPair:
         return _digest(repr((self.label, texts))).hex()
 
     @property
-    def sides(self) -> list[tuple[ClipPage | None, list[DiffPiece]]]:
+    def sides(self) -> list[tuple[ShownClip | None, list[DiffPiece]]]:
         """Both clips, each with its caption in pieces."""
         texts = [clip.caption if clip is not None else "" for clip in (self.left, self.right)]
         both = all(clip is not None and clip.error is None for clip in (self.left, self.right))
@@ -112,7 +115,7 @@ class _Side:
             for numbers in (self.index, self.caption, self.demo, self.failed):
                 numbers.append(0)
             self.index[-1] = -1
-        clip = ClipPage(record)
+        clip = ShownClip(record)
         self.index[row], self.caption[row] = index, int.from_bytes(_digest(clip.caption)[:8], "little")
         self.demo[row], self.failed[row] = bool(clip.demo), clip.error is not None
 
@@ -158,10 +161,10 @@ def compare_runs(
     )
 
 
-def _read_pages(records: Sequence[RecordMapping], wanted: Mapping[int, int]) -> dict[int, ClipPage]:
+def _read_pages(records: Sequence[RecordMapping], wanted: Mapping[int, int]) -> dict[int, ShownClip]:
     """Return the clips of the rows of a page, given the numbers of their records."""
     rows = {index: row for row, index in wanted.items()}
-    found = ((rows[index], ClipPage(record)) for index, record in enumerate(records) if index in rows)
+    found = ((rows[index], ShownClip(record)) for index, record in enumerate(records) if index in rows)
     return dict(islice(found, len(rows)))
 
 
@@ -176,30 +179,34 @@ def _key(record: RecordMapping) -> tuple[object, ...]:
     return os.path.normpath(record["path"]), part.get("start"), part.get("end"), question.get("index"), prompt
 
 
-def write_comparison(
-    file: Path, found: Comparison, names: tuple[str, str], thumbnails: Callable[[FolderPage], dict[int, str]]
-) -> None:
-    """Write the page.
+def write_compared(
+    file: Path, left: Sequence[RecordMapping], right: Sequence[RecordMapping], names: tuple[str, str]
+) -> Comparison:
+    """Write the page of two runs side by side and return their clips; write nothing if they share none.
 
-    Args:
-        file: replaced whole.
-        found: the clips of both runs.
-        names: of the runs.
-        thumbnails: makes pictures by number.
+    Runs without a common prompt are matched by clip alone.
 
     Raises:
+        UsageError: a record is not one that vidspec writes.
         OutputError: it cannot be written.
     """
-    folder = FolderPage()
-    content = render_page(
-        "side_by_side.html",
-        title=f"{names[0]} and {names[1]}",
-        demo=words.demo(found.demo, found.captioned),
-        names=names,
-        counts={state: count for state, count in found.counts.items() if count},
-        states={"first only": f"only in {names[0]}", "second only": f"only in {names[1]}"},
-        rows=[replace(one, number=folder.add(one.one.record)) for one in found.shown],
-        left_out=words.without_row(sum(found.counts.values()) - len(found.shown)),
-        thumbnails=thumbnails(folder),
-    )
-    write_whole(file, content)
+    from jinja2 import UndefinedError
+
+    with checking_records("report on", UndefinedError):
+        found = compare_runs(left, right)
+        found = found if found.shared else compare_runs(left, right, by_prompt=False)
+        if found.shared:
+            write_whole(file, _page(found, (one_line(names[0]), one_line(names[1]))).render())
+        return found
+
+
+def _page(found: Comparison, names: tuple[str, str]) -> Page:
+    folder = FolderTable()
+    counts = {state: count for state, count in found.counts.items() if count}
+    about = {"names": names, "states": {"first only": f"only in {names[0]}", "second only": f"only in {names[1]}"}}
+    rows = [replace(one, number=folder.add(one.one.record)) for one in found.shown]
+    left_out = words.without_row(sum(found.counts.values()) - len(rows))
+    pairs = section("pairs", rows=rows, left_out=left_out, thumbnails=draw_thumbnails(folder.pictured), **about)
+    picks = [section("picks", names=names)] if found.counts["differs"] else []
+    lead, demo = section("pairs_lead", counts=counts, **about), words.demo(found.demo, found.captioned)
+    return Page(f"{names[0]} and {names[1]}", [pairs, *picks], lead, demo, script="picks.js")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from vidspec.display import figures
 from vidspec.display.pages import words
 from vidspec.display.pages.page import RecordMapping
 from vidspec.events.trace import Span, Trace
@@ -113,8 +114,8 @@ def _bar(span: Span, end: float) -> TimelineBar:
     about = dict(span.about)
     group, meaning = words.KINDS.get(span.kind, ("other", span.kind))
     wasted = about.get("emitted") == 0
-    facts = [f"{span.kind.replace('_', ' ')}: {meaning}", words.time(span.end - span.start)]
-    facts += [f"from {words.time(span.start)}"]
+    facts = [f"{span.kind.replace('_', ' ')}: {meaning}", figures.time(span.end - span.start)]
+    facts += [f"from {figures.time(span.start)}"]
     facts += [f"round {about['round']}"] if "round" in about else []
     facts += [f"{about['rows']} row{'s' if about['rows'] != 1 else ''}"] if "rows" in about else []
     facts += ["not emitted"] if wasted else []
@@ -127,4 +128,4 @@ def _ticks(end: float) -> tuple[tuple[float, str], ...]:
     rough = end / 8
     power = 10 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
-    return tuple((100 * step * at / end, words.time(step * at) if at else "0") for at in range(int(end / step) + 1))
+    return tuple((100 * step * at / end, figures.time(step * at) if at else "0") for at in range(int(end / step) + 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vidspec.events.tally import format_duration
+from vidspec.display.figures import counted
 
 __all__ = [
     "COUNTERS",
@@ -15,14 +15,8 @@ __all__ = [
     "ORIGINAL",
     "ORIGINS",
     "SUMMARY",
-    "counted",
     "demo",
-    "number",
-    "ratio",
-    "share",
     "signal",
-    "span",
-    "time",
     "without_row",
 ]
 
@@ -106,52 +100,9 @@ def signal(name: str) -> str:
     return f"the target's attention in block {block}" if block else "the target's attention in all blocks"
 
 
-def number(value: float | int | None) -> str:
-    """Format as ``12,345`` or ``3.14``; a dash for None."""
-    if value is None:
-        return "-"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
-
-
-def counted(count: int, noun: str) -> str:
-    """Format as ``1 clip`` or ``12,345 clips``."""
-    return f"{number(count)} {noun}" if count == 1 else f"{number(count)} {noun}s"
-
-
 def without_row(count: int) -> str:
     """Sentence on clips beyond those of a table; empty if there are none."""
     if not count:
         return ""
     verbs = ("is", "has") if count == 1 else ("are", "have")
     return f"{counted(count, 'further clip')} {verbs[0]} counted above and {verbs[1]} no row here."
-
-
-def share(value: float | None) -> str:
-    """Format as ``42%``, with a decimal below 10%."""
-    if value is None:
-        return "-"
-    return f"{value:.1%}" if 0 < value < 0.0995 else f"{value:.0%}"
-
-
-def ratio(value: float | None) -> str:
-    """Format as ``2.05x``."""
-    return "-" if value is None else f"{value:.2f}x"
-
-
-def time(seconds: float | None) -> str:
-    """Format as ``71 ms``, ``2.89 s`` or by :func:`~vidspec.events.tally.format_duration`."""
-    if seconds is None:
-        return "-"
-    if seconds < 1:
-        return f"{seconds * 1000:.3g} ms" if seconds < 0.1 else f"{seconds * 1000:.0f} ms"
-    return f"{seconds:.2f} s" if seconds < 10 else format_duration(seconds)
-
-
-def span(start: float, end: float) -> str:
-    """Format a part of a video, ``0:05 to 1:10``."""
-    return f"{_clock(start)} to {_clock(end)}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}"

@@ -69,7 +69,7 @@ for (const box of document.querySelectorAll(".timeline")) {
     to(Math.max(4, 1 / Math.max(1 - begun, 0.02)), begun);
   });
 }
-// Tables: a button in each head sorts, a field searches, a checkbox shows failures only.
+// Tables: a button in each head sorts.
 for (const table of document.querySelectorAll("table.sortable")) {
   const body = table.tBodies[0], heads = [...table.tHead.rows[0].cells];
   const value = (row, at) => row.cells[at].dataset.v ?? row.cells[at].textContent.trim();
@@ -85,20 +85,25 @@ for (const table of document.querySelectorAll("table.sortable")) {
     });
     body.append(...rows);
   }));
-  const search = document.getElementById(table.dataset.search), only = document.getElementById(table.dataset.failed ?? "");
-  const count = document.getElementById(table.dataset.count);
+}
+// Rows of a table, or clips under review: a field searches, a checkbox shows failures only, a choice one state.
+const [search, only, state, count] = ["search", "failed", "state", "count"].map((id) => document.getElementById(id));
+if (search) {
+  const listed = [...document.querySelectorAll(".sortable tbody > tr, .review")];
+  const text = (one) => (one.dataset.name ?? one.textContent) + " " + (one.querySelector("textarea")?.value ?? "");
   const filter = () => {
     const wanted = search.value.toLocaleLowerCase().split(/\s+/).filter(Boolean);
     let shown = 0;
-    for (const row of body.rows) {
-      const text = row.textContent.toLocaleLowerCase();
-      row.hidden = (only?.checked && !row.dataset.failed) || !wanted.every((word) => text.includes(word));
-      shown += !row.hidden;
+    for (const one of listed) {
+      const found = text(one).toLocaleLowerCase();
+      one.hidden = (only?.checked && !one.dataset.failed) || (state?.value && one.dataset.state !== state.value) ||
+        !wanted.every((word) => found.includes(word));
+      shown += !one.hidden;
     }
-    count.textContent = shown + " of " + body.rows.length + (body.rows.length === 1 ? " row" : " rows");
+    count.textContent = count.textContent.replace(/^\d+/, shown);
   };
-  search?.addEventListener("input", filter);
-  only?.addEventListener("change", filter);
+  search.addEventListener("input", filter);
+  for (const one of [only, state]) one?.addEventListener("change", filter);
 }
 // A link to a clip opens it.
 const open = () => {

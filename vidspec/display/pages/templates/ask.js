@@ -1,37 +1,4 @@
-{% extends "page.html" %}
-{% block policy %}{% endblock %}
-{% block head %}<p class="faint">{{ model }}</p>{% endblock %}
-{% block content %}
-<style>
-video:not([hidden]) { max-width: 100%; max-height: 20rem; display: block; margin: .6rem 0; background: #000; }
-textarea, select, input[type=file] { font: inherit; width: 100%; max-width: 40rem; }
-textarea { display: block; color: var(--text); background: var(--card); border: 1px solid var(--faint); border-radius: .35rem; padding: .3rem .7rem; }
-#form label { display: block; margin-top: .7rem; font-weight: 600; }
-#form button { margin: .7rem .5rem 0 0; padding: .4rem 1.1rem; }
-button:disabled { color: var(--faint); cursor: default; }
-#drop { border: 2px dashed var(--line); border-radius: .5rem; padding: .3rem 1rem 1rem; }
-#drop.over { border-color: var(--focus); }
-</style>
-<form id="form">
-<div id="drop">
-<label for="file">A video: choose it, or drop it here</label><input type="file" id="file" accept="video/*,image/*">
-<label for="sample">or a sample</label>
-<select id="sample"><option value="">none</option>{% for name in samples %}<option>{{ name }}</option>{% endfor %}</select>
-<video id="video" aria-label="the chosen video" controls muted hidden></video>
-</div>
-<label for="question">Question</label>
-<textarea id="question" rows="2">{{ prompt }}</textarea>
-<button id="ask">Ask</button><button type="button" id="stop" disabled>Stop</button>
-<p class="failed" id="error" role="alert"></p>
-</form>
-<ul class="legend">
-{% for origin, meaning in words.ORIGINS.items() %}<li><span class="key {{ origin }}">{{ origin }}</span> {{ meaning }}</li>{% endfor %}
-</ul>
-<section id="answers"></section>
-<p class="skip" id="said" role="status"></p>
-{% endblock %}
-{% block footer %}<footer>vidspec {{ version }}</footer>{% endblock %}
-{% block script %}
+// A video is chosen and asked about; the answers come token by token.
 const at = id => document.getElementById(id);
 let url = "", turns = [], running = null, number = 0;
 
@@ -130,4 +97,3 @@ at("form").onsubmit = async event => {
 };
 at("question").onkeydown = event => { if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); at("form").requestSubmit(); } };
 at("stop").onclick = () => running?.abort();
-{% endblock %}

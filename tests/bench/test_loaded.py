@@ -39,7 +39,7 @@ def test_a_target_of_codes_is_measured_as_one_and_never_silently_otherwise():
     ours, theirs = (one.captioner("ar", {"video.frames": 4, "generate.max_new_tokens": 4}) for one in (eight, plain))
     assert eight.target.decoder.only_bytes > 0 == plain.target.decoder.only_bytes
     assert [one.caption(shipped()[0]).models["weights"] for one in (ours, theirs)] == ["int8", None]
-    with pytest.raises(UsageError, match="profile ar wants another target") as caught:
+    with pytest.raises(UsageError, match="profile ar needs another target") as caught:
         plain.captioner("ar+models.weights=int4")
     assert caught.value.hint == "give --weights int4 for all"
 

@@ -44,13 +44,13 @@ def real_traces(isolated, monkeypatch):
         (("profile", "good.mp4"), "--svg", "file.svg", "picture drawn by vidspec"),
         (("merge", "run.jsonl"), "--output", "file.jsonl", "file of records of vidspec"),
         (("merge", "run.jsonl", "--format", "csv"), "--output", "file.csv", "table of vidspec"),
-        (("merge", "run.jsonl", "--format", "text"), "--output", "file.txt", "empty file"),
+        (("merge", "run.jsonl", "--format", "text"), "--output", "file.txt", "file without content"),
     ],
 )
 def test_what_others_wrote_is_refused_before_anything_is_loaded(vidspec, command, option, name, kind):
     assert vidspec("caption", "good.mp4", "--format", "jsonl", "-o", "run.jsonl").code == 0
     FakeCaptioner.made.clear()
-    said = f"error: {option} {name}: is there already, and is no {kind} (name another file, or move this one away)\n"
+    said = f"error: {option} {name}: exists already, and is not a {kind} (name another file, or move this one away)\n"
     for content in FOREIGN:
         Path(name).write_bytes(content)
         ran = vidspec(*command, option, name)

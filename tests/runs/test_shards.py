@@ -115,7 +115,7 @@ def test_merge_leaves_torn_lines_out_and_refuses_others(tmp_path, recorded):
     assert len(found) == 1 and found.torn == 1
     other = tmp_path / "b"
     other.write_text("hello\n")
-    with pytest.raises(UsageError, match="b, line 1: is no record of vidspec"):
+    with pytest.raises(UsageError, match="b, line 1: is not a record of vidspec"):
         merge_records([other])
     with pytest.raises(UsageError, match="cannot be read"):
         merge_records([tmp_path / "absent"])

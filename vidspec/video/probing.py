@@ -150,7 +150,7 @@ def _video_stream(path: str, container: av.container.InputContainer) -> tuple[av
     streams = video_streams(container)
     if not streams:
         what = "only sound" if container.streams.audio else "no video"
-        raise VideoError(f"{path}: has {what}: there are no frames to look at", kind="no_video_stream")
+        raise VideoError(f"{path}: has {what}, so there are no frames to caption", kind="no_video_stream")
     codec = streams[0].codec_context
     if codec is None:
         raise VideoError(f"{path}: its video codec is not known to this FFmpeg", kind="unsupported")

@@ -21,7 +21,7 @@ def test_all_means_every_lossless_profile_with_plain_decoding_first():
     assert profile_labels("all,eagle3") == [*names, "eagle3"]
 
 
-@pytest.mark.parametrize("text, complaint", [(" , ", "names none"), ("ar,sd-rand,ar", "names ar twice")])
+@pytest.mark.parametrize("text, complaint", [(" , ", "names no profile"), ("ar,sd-rand,ar", "names ar twice")])
 def test_names_that_make_no_run(text, complaint):
     with pytest.raises(UsageError, match=complaint):
         profile_labels(text)

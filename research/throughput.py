@@ -78,7 +78,9 @@ def command(
     if output is not None:
         check_output(output, paths, "--json", RESULTS)
         if output.exists() and not overwrite:
-            raise UsageError(f"--json {output}: exists already", hint="name another file, or --overwrite")
+            raise UsageError(
+                f"--json {output}: exists already", hint="name another file, or start over with --overwrite"
+            )
     sizes, labels = parse_counts(batch, "--batch", "1,8,16"), profile_labels(profiles)
     plan = Throughput(paths, labels, peers, sizes, repeats, models.source, frames, models.threads, outside)
     _measure(plan, earlier, output)

@@ -164,7 +164,7 @@ class FakeInputs(ClipInputs):
     def refuse(
         self, path: str, prompt: str | None, frames: int, height: int, width: int, generate: object = None
     ) -> None:
-        """No frames are too many for it."""
+        """Accept any number of frames."""
 
 
 class FakeClient(EngineClient):
@@ -280,7 +280,7 @@ class FakeCaptioner(Captioner):
 
 
 class Refusing(FakeCaptioner):
-    """Whose models are not there."""
+    """A captioner whose models are missing."""
 
     @classmethod
     def from_profile(cls, profile: SimpleNamespace, *, overrides: object = None) -> FakeCaptioner:

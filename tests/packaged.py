@@ -10,6 +10,6 @@ from vidspec.config.schema import Profile
 
 @cache
 def packaged() -> dict[str, Profile]:
-    """By name, in the order of names."""
+    """Return the packaged profiles by name, in order."""
     names = sorted(info.name for info in profiles.available() if info.source == "packaged")
     return {name: profiles.load(name, env={}) for name in names}

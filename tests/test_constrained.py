@@ -203,7 +203,10 @@ def test_an_answer_without_a_value_is_an_error_of_its_clip(value):
         ({"generate.json_schema": "nowhere.json"}, "generate.json_schema: nowhere.json: No such file"),
         ({"generate.json_schema": "{1"}, "generate.json_schema: must be JSON"),
         ({"generate.json_schema": [1]}, "generate.json_schema: must be a JSON Schema"),
-        ({"generate.json_schema": '{"type": "obj"}'}, "generate.json_schema: is no schema of JSON texts: Invalid type"),
+        (
+            {"generate.json_schema": '{"type": "obj"}'},
+            "generate.json_schema: is not a JSON Schema for text: Invalid type",
+        ),
         ({**SETTINGS, "generate.fields": "a"}, "generate.fields: excludes generate.json_schema"),
         ({**SETTINGS, "generate.stop": "."}, "generate.stop: excludes generate.json_schema"),
     ],

@@ -62,7 +62,7 @@ def talked(captioner, clip=CLIP, questions=QUESTIONS):
 
 
 def told_anew(captioner, answers, clip=CLIP):
-    """Each turn's tokens from a fresh prefill of all that was said before it."""
+    """Return each turn's tokens from a new prefill of all that was said before it."""
     said, tokens = (), []
     for one in answers:
         tokens.append(captioner.caption(clip, prompt=one.question["prompt"], earlier=said).token_ids)
@@ -166,7 +166,7 @@ def test_in_company(pair_of, name, temperature):
 
 
 def asked_at_once(captioner, clip=CLIP):
-    """Each prompt alone, and all together."""
+    """Ask each prompt alone, and all together."""
     return [captioner.caption(clip, prompt=one).token_ids for one in QUESTIONS], captioner.captions(clip, QUESTIONS)
 
 

@@ -62,7 +62,7 @@ def test_what_has_no_end_is_not_read(tmp_path):
     """Nor is it opened: a pipe without a writer would be waited for."""
     os.mkfifo(tmp_path / "pipe")
     for name, pipe in (("/dev/zero", False), ("/dev/zero", True), (tmp_path / "pipe", False)):
-        with pytest.raises(UsageError, match=r"^x: is no regular file"):
+        with pytest.raises(UsageError, match=r"^x: is not a regular file"):
             read_whole(name, 9, "x", pipe=pipe)
     reading, writing = os.pipe()
     os.write(writing, b"a.mp4\n")

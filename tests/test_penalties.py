@@ -297,7 +297,7 @@ class Repeating(Pair):
 
     @torch.inference_mode()
     def _generated(self, clip, settings):
-        """By ``generate``."""
+        """Return the tokens that ``generate`` chooses."""
         captioner = self.captioner("ar")
         pixels = self.target.preprocess(captioner.client.inputs.read(CLIPS[clip]))
         prefix = self.target.prefix(self.target.encode(pixels), captioner.client.profile.generate.prompt)

@@ -210,6 +210,19 @@ def test_map_names_every_package_in_the_order_of_imports():
     assert [sorted(rooms) for rooms in named] == [rooms for rooms in wanted if rooms]
 
 
+def test_map_names_what_exists():
+    """Files by the paths there, or below a folder that the row names; classes and functions of the package."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "vidspec").rglob("*.py"))
+    defined = set(re.findall(r"(?:def|class) (\w+)", text))
+    files = {path.name for room in ("vidspec", "research") for path in (ROOT / room).rglob("*.*")}
+    named = re.findall("`([^` ]+)`", re.sub("`vidspec[. ][^`]*`", "", PAGES["architecture"]))
+    missing = [name for name in named if re.fullmatch(r"[\w.]+\.(py|yaml)", name) and name not in files]
+    missing += [
+        name for name in named if re.fullmatch(r"\w*[A-Z]\w*(\.\w+)*", name) and not {*name.split(".")} <= defined
+    ]
+    assert len(named) > 100 and not missing
+
+
 def test_extras_are_installed_from_a_checkout_or_by_their_packages():
     """No package index has vidspec; the reference lists the packages, and hints name some of these."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

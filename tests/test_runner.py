@@ -78,7 +78,7 @@ def test_errors_are_recorded_or_raised(clips):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"outptu": "x"}, "outptu: is no option of a run (did you mean output?)"),
+        ({"outptu": "x"}, "outptu: is not an option of a run (did you mean output?)"),
         ({"output": "a", "output_dir": "b"}, "output and output_dir exclude each other"),
         ({"max_fetch": "much"}, "max_fetch much: must be a size, such as 500MB or 2GiB"),
         ({"ahead": 0}, "ahead: input should be greater than or equal to 1"),

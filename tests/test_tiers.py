@@ -10,7 +10,7 @@ from tests import tiers
 
 
 class Item:
-    """As much of an item of pytest as has marks."""
+    """Stand-in for an item of pytest: its marks."""
 
     def __init__(self, nodeid: str, *marks: pytest.MarkDecorator) -> None:
         self.nodeid, self.marks = nodeid, list(marks)

@@ -137,7 +137,7 @@ class Captioner:
 
     def caption(self, path: str | Path, **options: Unpack[CaptionOptions]) -> Caption:
         """Caption one clip; see :meth:`stream`."""
-        return self._submit_alone(self._make_request("caption", path, options), result_only=True).result()
+        return self._submit_one(self._make_request("caption", path, options), result_only=True).result()
 
     def stream(self, path: str | Path, **options: Unpack[CaptionOptions]) -> Generator[Event, None, None]:
         """Caption one clip, event by event.
@@ -250,11 +250,11 @@ class Captioner:
 
     def _caption_one(self, request: CaptionRequest) -> Generator[Event, None, None]:
         """Yield the events of one clip."""
-        ticket = self._submit_alone(request)
+        ticket = self._submit_one(request)
         del request  # its frames are released once the models have encoded them
         yield from ticket.events()
 
-    def _submit_alone(self, request: CaptionRequest, *, result_only: bool = False) -> Ticket:
+    def _submit_one(self, request: CaptionRequest, *, result_only: bool = False) -> Ticket:
         """Read a clip and submit it as the only one of its caller."""
         trace = Trace(synchroniser(*self.client.setup.devices))
         if request.clip is None:

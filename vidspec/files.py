@@ -43,7 +43,7 @@ _HEAD = 1 << 20
 class FileKind(NamedTuple):
     """A kind of file that vidspec writes, recognised by its content.
 
-    ``name`` completes "is no ..." in an error; ``mark`` is a regular expression that matches within the first MiB of
+    ``name`` completes "is not a ..." in an error; ``mark`` is a regular expression that matches within the first MiB of
     these files and of no others.
     """
 
@@ -81,7 +81,7 @@ def read_whole(path: str | Path, most: int, label: str, *, pipe: bool = False) -
         else:
             mode = os.stat(path).st_mode  # checked before opening, which may block on a pipe
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or (pipe and stat.S_ISFIFO(mode))):
-                raise UsageError(f"{label}: is no regular file", hint="write it into a file")
+                raise UsageError(f"{label}: is not a regular file", hint="write it into a file")
             with open(path, "rb") as file:
                 content = file.read(most + 1)
     except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
@@ -233,7 +233,8 @@ def check_output(path: Path, inputs: Iterable[str], option: str, kind: FileKind 
         raise UsageError(f"{option} {path}: is one of the clips")
     if kind is not None and path.exists() and not _is_kind(path, kind):
         raise UsageError(
-            f"{option} {path}: is there already, and is no {kind.name}", hint="name another file, or move this one away"
+            f"{option} {path}: exists already, and is not a {kind.name}",
+            hint="name another file, or move this one away",
         )
 
 

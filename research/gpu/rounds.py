@@ -89,7 +89,7 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure, the most valuable first.
+    """Measurements to make, the most valuable first.
 
     Attributes:
         sizes: of the target.

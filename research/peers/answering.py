@@ -160,7 +160,7 @@ class JsonWorker:
             kind: type[VidspecError] = getattr(errors, response["error"] or "", VidspecError)
             error = kind(f"{self.name}: {response['message']}", hint=response["hint"])
         except (ValueError, TypeError, LookupError):
-            error = VidspecError(f"{self.name}: its process wrote what is no answer: {line.strip()[:80]}")
+            error = VidspecError(f"{self.name}: its process did not write an answer: {line.strip()[:80]}")
         raise error
 
     @contextmanager

@@ -194,7 +194,7 @@ class ExternalPeer:
         except (TypeError, ValueError, LookupError):
             good = False
         if not good:
-            raise VidspecError(f"{self.name}: answered what is no caption: {json.dumps(answer)[:80]}")
+            raise VidspecError(f"{self.name}: did not answer with a caption: {json.dumps(answer)[:80]}")
         if first + decode > waited:
             raise VidspecError(f"{self.name}: answered within {waited:.3g} s that it took {first + decode:.3g} s")
         return tokens, first, decode

@@ -100,7 +100,7 @@ def read_truth(folder: Path) -> dict[str, tuple[int, Statement]]:
         return {one["file"]: (one["seed"], Statement(**one["facts"])) for one in records}
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(
-            f"{path}: is no truth.json of `python -m research.draw`", hint="rename it if it is something else"
+            f"{path}: is not a truth.json of `python -m research.draw`", hint="rename it if it is something else"
         ) from None
 
 

@@ -55,7 +55,7 @@ def test_a_lossy_rule_does_not_draw(rule):
     with pytest.raises(ProfileError) as caught:
         loaded("vanilla-sd", **{"accept.rule": rule, "generate.temperature": "0.5"})
     assert str(caught.value) == (
-        f"generate.temperature: {rule} compares greedy choices, and 0.5 draws tokens; "
+        f"generate.temperature: {rule} compares greedy choices, and 0.5 samples tokens; "
         "nearest valid choice: generate.temperature: 0, or accept.rule: exact"
     )
     assert loaded("vanilla-sd", **{"generate.temperature": "0.5"}).generate.temperature == 0.5

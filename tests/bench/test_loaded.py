@@ -21,7 +21,7 @@ def test_all_means_every_lossless_profile_with_plain_decoding_first():
     assert profile_labels("all,eagle3") == [*names, "eagle3"]
 
 
-@pytest.mark.parametrize("text, complaint", [(" , ", "names none"), ("ar,sd-rand,ar", "names ar twice")])
+@pytest.mark.parametrize("text, complaint", [(" , ", "names no profile"), ("ar,sd-rand,ar", "names ar twice")])
 def test_names_that_make_no_run(text, complaint):
     with pytest.raises(UsageError, match=complaint):
         profile_labels(text)
@@ -39,7 +39,7 @@ def test_a_target_of_codes_is_measured_as_one_and_never_silently_otherwise():
     ours, theirs = (one.captioner("ar", {"video.frames": 4, "generate.max_new_tokens": 4}) for one in (eight, plain))
     assert eight.target.decoder.only_bytes > 0 == plain.target.decoder.only_bytes
     assert [one.caption(shipped()[0]).models["weights"] for one in (ours, theirs)] == ["int8", None]
-    with pytest.raises(UsageError, match="profile ar wants another target") as caught:
+    with pytest.raises(UsageError, match="profile ar needs another target") as caught:
         plain.captioner("ar+models.weights=int4")
     assert caught.value.hint == "give --weights int4 for all"
 

@@ -19,7 +19,7 @@ SELECTOR = {"selector_rank": 6, "selector_top_k": 4}
 
 
 def config(kind: QwenKind, **more: object) -> dict[str, object]:
-    """As the authors write it; keys of ``dflash_config`` are replaced by those of ``more["dflash_config"]``."""
+    """Return the authors' config; keys of ``dflash_config`` are replaced by those of ``more["dflash_config"]``."""
     own = {"target_layer_ids": list(TAPS), "mask_token_id": MASK, **dict(more.pop("dflash_config", {}))}  # type: ignore[call-overload]
     return {
         "architectures": ["DFlashDraftModel"],

@@ -17,7 +17,7 @@ SECTIONS = {QWEN25: ([2, 5, 5], [0] * 2 + [1] * 5 + [2] * 5), "qwen3_vl": ([6, 3
 
 
 def config(kind: QwenKind, **more: object) -> dict[str, object]:
-    """As SpecForge writes it."""
+    """Return a config as SpecForge writes it."""
     rope: dict[str, object] = {"mrope_section": SECTIONS[kind.family][0]}
     rope |= {"type": "mrope"} if kind.family == QWEN25 else {"rope_type": "default", "mrope_interleaved": True}
     return {

@@ -25,7 +25,7 @@ ONE_OF_MANY = re.compile(
 
 @pytest.fixture(autouse=True)
 def isolated(monkeypatch, tmp_path):
-    """No user folder, no VIDSPEC_* variables, a captioner without models, and the tests' own folder."""
+    """Run without the user's folder, VIDSPEC_* variables and models, in a folder of the test's own."""
     import os
 
     for name in list(os.environ):

@@ -76,7 +76,7 @@ def test_figures_as_csv(vidspec, measured):
         assert vidspec("bench", "--csv", "table.csv").code == 0
     assert Path("table.csv").read_text().startswith("method,same_tokens,clips,tau,")
     Path("mine.csv").write_text("a,b")
-    assert "is there already, and is no CSV" in vidspec("bench", "--csv", "mine.csv").err
+    assert "exists already, and is not a CSV" in vidspec("bench", "--csv", "mine.csv").err
     assert "is the same file as --json" in vidspec("bench", "--json", "x", "--csv", "x").err
     assert len(measured) == 2
 
@@ -92,7 +92,7 @@ def test_figures_as_csv(vidspec, measured):
         (("--prompt", " "), "--prompt: is empty"),
         (("--prompt", "a", "--turn", "b"), "--prompt and --turn exclude each other"),
         (("no.mp4",), "no.mp4: there is no such file"),
-        (("--profiles", ","), "--profiles names none"),
+        (("--profiles", ","), "--profiles names no profile"),
         (("--profiles", "ar,fly+theta"), "fly+theta: theta is not KEY=VALUE"),
         (("--draft", "x", "--pair", "embedded"), "--draft needs --target"),
     ],

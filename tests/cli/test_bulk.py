@@ -108,7 +108,10 @@ def test_other_settings_are_captioned_beside(vidspec, clips):
 def test_the_two_kinds_of_json_do_not_mix_in_one_file(vidspec, clips):
     vidspec("caption", clips, "--format", "json", "-o", "out.json")
     ran = vidspec("caption", clips, "--format", "jsonl", "-o", "out.json")
-    assert ran.code == 2 and "out.json: holds records of --format json (go on with that, or --overwrite)" in ran.err
+    assert (
+        ran.code == 2
+        and "out.json: holds records of --format json (keep to that format, or start over with --overwrite)" in ran.err
+    )
     assert vidspec("caption", clips, "--format", "jsonl", "-o", "out.json", "--overwrite").code == 1
     for record in lines("out.json~"):
         jsonschema.validate(record, record_schema())
@@ -343,9 +346,9 @@ def test_a_job_array_needs_no_options(vidspec, clips, monkeypatch):
         (("x", "--prompt", " "), "--prompt: is empty (--prompt 'What moves?')"),
         (("x", "--style", "breif"), "no style is called 'breif'; did you mean brief?"),
         (("x", "--prompt-file", "no"), "--prompt-file no: cannot be read: No such file"),
-        (("x", "--prompt-file", "/dev/zero"), "--prompt-file /dev/zero: is no regular file (write it into a file)"),
-        (("--from-file", "/dev/zero"), "/dev/zero: is no regular file"),
-        (("--manifest", "/dev/zero"), "/dev/zero: is no regular file"),
+        (("x", "--prompt-file", "/dev/zero"), "--prompt-file /dev/zero: is not a regular file (write it into a file)"),
+        (("--from-file", "/dev/zero"), "/dev/zero: is not a regular file"),
+        (("--manifest", "/dev/zero"), "/dev/zero: is not a regular file"),
         (("x", "--segment", "0s"), "--segment 0s: must be scenes or a length"),
         (("x", "--context"), "--context needs --segment"),
         (("x", "--summary"), "--summary needs --segment"),

@@ -247,8 +247,11 @@ def test_interrupted_while_loading(vidspec, monkeypatch):
             ("x", "--format", "json,csv"),
             "--format json,csv: standard output takes one format (name one with -o FILE or",
         ),
-        (("x", "--format", "txt,webdataset-txt"), "--format txt,webdataset-txt: two would share the file x.txt"),
-        (("x", "--format", "text,txt", "-o", "y"), "--format text,txt: two would share the file y.txt"),
+        (
+            ("x", "--format", "txt,webdataset-txt"),
+            "--format txt,webdataset-txt: two formats would share the file x.txt",
+        ),
+        (("x", "--format", "text,txt", "-o", "y"), "--format text,txt: two formats would share the file y.txt"),
         (("x", "y", "--format", "jsonl,srt", "-o", "z"), "--format srt: several clips need a file each"),
         (("x", "--set", "foo"), "--set foo: must be KEY=VALUE, such as prune.alpha=0.8"),
         (("x", "--set", "video.frames=4", "--frames", "5"), "--set video.frames=4: video.frames is set twice"),
@@ -715,7 +718,7 @@ def test_what_is_missing_is_an_error_before_models_are_loaded(vidspec, monkeypat
         assert ran.code == 2 and ran.err.startswith(f"error: {option} {value} needs ") and "pip install" in ran.err
     monkeypatch.setattr("vidspec.video.decode_hardware.refusal_reason", lambda *_: "no driver")
     ran = vidspec("caption", "good.mp4", "--decoder", "nvdec", "-o", "out.jsonl")
-    assert ran.code == 2 and ran.err.startswith("error: no NVIDIA decoder can be used here: no driver (use the decoder")
+    assert ran.code == 2 and ran.err.startswith("error: no NVIDIA decoder can be used here: no driver (use --decoder")
     assert not FakeCaptioner.made and not Path("out.jsonl").exists()
 
 

@@ -67,7 +67,7 @@ def test_one_line(vidspec):
         ("{caption.real}", "lacks {caption}"),
         ("{caption} {caption.real}", "has no field but {caption}, not {caption.real}"),
         ("{caption", "expected '}'"),
-        ('{"text": "{caption}"}', "is no field; braces of its own are written {{ and }}"),
+        ('{"text": "{caption}"}', "is not a field; write other braces as {{ and }}"),
     ],
 )
 def test_templates_that_are_none(vidspec, template, said):

@@ -191,7 +191,7 @@ def test_one_file_of_others_is_refused(vidspec, form):
     Path("out").write_text(MINE)
     ran = vidspec("caption", "k", "--format", form, "-o", "out")
     assert ran.code == 2 and not FakeCaptioner.made and Path("out").read_text() == MINE
-    assert "error: out: is there already, and no such run wrote it (--overwrite replaces it, keeping out~" in ran.err
+    assert "error: out: exists already, and no such run wrote it (--overwrite replaces it, keeping out~" in ran.err
     for number in ("", "1~"):
         ran = vidspec("caption", "k", "--format", form, "-o", "out", "--overwrite", "--quiet")
         assert ran.code == 0 and Path(f"out~{number}").exists() and f"is now out~{number}" in ran.err

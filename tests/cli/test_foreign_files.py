@@ -44,13 +44,13 @@ def real_traces(isolated, monkeypatch):
         (("profile", "good.mp4"), "--svg", "file.svg", "picture drawn by vidspec"),
         (("merge", "run.jsonl"), "--output", "file.jsonl", "file of records of vidspec"),
         (("merge", "run.jsonl", "--format", "csv"), "--output", "file.csv", "table of vidspec"),
-        (("merge", "run.jsonl", "--format", "text"), "--output", "file.txt", "empty file"),
+        (("merge", "run.jsonl", "--format", "text"), "--output", "file.txt", "file without content"),
     ],
 )
 def test_what_others_wrote_is_refused_before_anything_is_loaded(vidspec, command, option, name, kind):
     assert vidspec("caption", "good.mp4", "--format", "jsonl", "-o", "run.jsonl").code == 0
     FakeCaptioner.made.clear()
-    said = f"error: {option} {name}: is there already, and is no {kind} (name another file, or move this one away)\n"
+    said = f"error: {option} {name}: exists already, and is not a {kind} (name another file, or move this one away)\n"
     for content in FOREIGN:
         Path(name).write_bytes(content)
         ran = vidspec(*command, option, name)
@@ -62,7 +62,7 @@ def test_every_picture_of_several_clips_is_looked_for(vidspec):
     for name, clips in (("seen-b.png", ("a.mp4", "b.mp4")), ("seen-a-2.png", ("a.mp4", "other/a.mp4"))):
         Path(name).write_bytes(VIDEO)
         ran = vidspec("caption", *clips, "--profile", "sd-attention", "--heatmap", "seen.png")
-        assert ran.code == 2 and f"--heatmap {name}: is there already" in ran.err and not FakeCaptioner.made
+        assert ran.code == 2 and f"--heatmap {name}: exists already" in ran.err and not FakeCaptioner.made
 
 
 def test_what_the_same_option_wrote_is_written_again(vidspec):
@@ -101,5 +101,5 @@ def test_no_device_is_replaced(vidspec, tmp_path):
         name = link.with_suffix({"--trace": ".json", "--report": ".html", "--heatmap": ".png"}[option])
         name.symlink_to("/dev/null")
         ran = vidspec(*CAPTION, option, str(name))
-        assert ran.code == 2 and "is there already" in ran.err and name.is_symlink()
+        assert ran.code == 2 and "exists already" in ran.err and name.is_symlink()
     assert vidspec("caption", "good.mp4", "--log-file", str(link)).code == 0

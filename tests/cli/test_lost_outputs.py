@@ -138,7 +138,7 @@ def test_a_folder_without_permission_costs_its_clips(vidspec, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: str(path) != "1" and access(path, mode))
     ran = vidspec("caption", *CLIPS, "--format", "srt")
     assert ran.code == 1 and streamed_paths() == [clip for clip in CLIPS if clip != "1/good.mp4"]
-    assert "1/good.srt: cannot be written: 1 takes no files (give the same command again when it does)" in ran.err
+    assert "1/good.srt: cannot be written: 1 takes no files (run the same command again once it does)" in ran.err
     assert "5 clips: 4 captioned, 1 failed (output/sidecar 1)" in ran.err
     FakeCaptioner.made.clear()
     monkeypatch.setattr(os, "access", access)
@@ -171,7 +171,7 @@ def test_a_folder_that_becomes_unwritable_costs_its_clips_and_keeps_their_captio
     meanwhile(1, lambda: Path("1/.good.srt.part").mkdir())
     ran = vidspec("caption", *CLIPS, "--format", "srt")
     assert ran.code == 1 and "4 captioned, 1 failed (output/sidecar 1)" in ran.err
-    assert "1/good.srt: cannot be written: Is a directory (give the same command again when it can be" in ran.err
+    assert "1/good.srt: cannot be written: Is a directory (run the same command again once it can be" in ran.err
     assert vidspec("caption", *CLIPS, "--format", "srt").code == 1
     Path("1/.good.srt.part").rmdir()
     assert vidspec("caption", *CLIPS, "--format", "srt").code == 0 and streamed_paths() == CLIPS

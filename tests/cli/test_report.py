@@ -81,12 +81,12 @@ def test_lean_records_of_a_folder_are_shown_once_each(real, vidspec):
         (("run.jsonl", "-o", "no/x.html"), "--output no/x.html: there is no folder no"),
         (("gone.jsonl", "-o", "x.html"), "gone.jsonl: cannot be read: No such file"),
         (("empty", "-o", "x.html"), "there are no records to report on"),
-        (("text.jsonl", "-o", "x.html"), "text.jsonl, line 1: is no record of vidspec"),
+        (("text.jsonl", "-o", "x.html"), "text.jsonl, line 1: is not a record of vidspec"),
         (("torn.jsonl", "-o", "x.html"), f"a record is not as vidspec {__version__} writes them: KeyError: "),
-        (("run.jsonl", "-o", "x.html", "--trace", "text.jsonl"), "--trace text.jsonl: is no trace of vidspec"),
+        (("run.jsonl", "-o", "x.html", "--trace", "text.jsonl"), "--trace text.jsonl: is not a trace of vidspec"),
         (("run.jsonl", "-o", "x.html", "--trace", "gone"), "--trace gone: cannot be read: No such file"),
-        (("run.jsonl", "-o", "x.html", "--trace", "/dev/zero"), "--trace /dev/zero: is no regular file"),
-        (("/dev/zero", "-o", "x.html"), "/dev/zero: is no regular file"),
+        (("run.jsonl", "-o", "x.html", "--trace", "/dev/zero"), "--trace /dev/zero: is not a regular file"),
+        (("/dev/zero", "-o", "x.html"), "/dev/zero: is not a regular file"),
     ],
 )
 def test_what_cannot_be_reported_on_is_one_line(real, vidspec, args, message):
@@ -173,7 +173,7 @@ def test_two_parts_of_a_run_are_one(real, vidspec):
     assert (ran.code, ran.err) == (0, "page.html: 2 records, 0 failed\n")
     Path("b.jsonl").write_text("{}\n")
     ran = vidspec("report", "a.jsonl", "b.jsonl", "-o", "page.html")
-    assert ran.code == 2 and ran.err.count("\n") == 1 and "b.jsonl, line 1: is no record of vidspec" in ran.err
+    assert ran.code == 2 and ran.err.count("\n") == 1 and "b.jsonl, line 1: is not a record of vidspec" in ran.err
 
 
 def test_failed_clips_and_frames_of_two_runs(real, vidspec):

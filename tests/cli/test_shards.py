@@ -233,7 +233,7 @@ def test_a_shard_is_not_replaced_by_its_captions(vidspec):
     os.mkdir("out")
     parquet.write_table(pyarrow.table({"mp4": [b"x"]}), "out/v.parquet")
     ran = vidspec("caption", "v.parquet", "--output-dir", "out")
-    assert ran.code == 2 and "out/v.parquet: is there already, and holds no captions" in ran.err
+    assert ran.code == 2 and "out/v.parquet: exists already, and holds no captions" in ran.err
 
 
 def test_shards_into_other_formats(vidspec):

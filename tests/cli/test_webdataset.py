@@ -119,7 +119,7 @@ def test_a_tar_of_others_is_refused(vidspec, content):
     Path("out").mkdir()
     Path("out/00000.tar").write_bytes(content)
     ran = vidspec(*RUN)
-    assert ran.code == 2 and "out/00000.tar: is there already, and holds no captions" in ran.err
+    assert ran.code == 2 and "out/00000.tar: exists already, and holds no captions" in ran.err
     assert Path("out/00000.tar").read_bytes() == content
 
 

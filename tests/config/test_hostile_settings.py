@@ -43,7 +43,7 @@ FILES = [
 
 @pytest.fixture(autouse=True)
 def by_itself(monkeypatch, tmp_path):
-    """No folder of the user's, and no search for plugins with each profile."""
+    """Ignore the user's folder, and do not search for plugins with each profile."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(Registry, "_plugins", lambda self: {})
 

@@ -29,7 +29,7 @@ def rounds(pair, profile, *, return_probs=True):
 
 @torch.inference_mode()
 def expected(pair):
-    """From one pass over the whole text."""
+    """Return the probabilities from one pass over the whole text."""
     captioner, text = pair.captioner("ar"), pair.plain(CLIP)
     model, engine = captioner.client.setup.target.model, captioner.client.setup.target
     prefix = model.prefix(

@@ -320,7 +320,7 @@ def test_heads_and_models_are_not_taken_for_each_other(pairs):
     pair, model = pairs(QWEN25), checkpoint(QWEN25)
     with pytest.raises(ModelError, match=r"is a head of another model \(EAGLE-3\), not a model"):
         loading.load_model(pair.head.name, PLACE, text=True)
-    with pytest.raises(ModelError, match=r"is no EAGLE-3 head: fc\.weight is not in its files"):
+    with pytest.raises(ModelError, match=r"is not an EAGLE-3 head: fc\.weight is not in its files"):
         eagle3.load_eagle3(str(model), pair.target, PLACE)
     with pytest.raises(ModelError, match=r"draft\.kind eagle3 needs a head of .*, which has none here"):
         Captioner(profiles.load("eagle3", env={}), pair.target, None)

@@ -83,7 +83,7 @@ def test_a_damaged_memory_is_told(pairs, tmp_path, profile):
     assert notes_on(pair.captioner(profile, **{"draft.memory": str(file)}).client.setup) == ()
     file.write_bytes(b"vidspec memory 1 cut")
     assert notes_on(pair.captioner(profile, **{"draft.memory": str(file)}).client.setup) == (
-        f"draft.memory: {file}: was damaged, and begins anew",
+        f"draft.memory: {file}: was damaged, and starts empty",
     )
 
 
@@ -105,7 +105,7 @@ def test_no_repeat_of_a_bench_knows_the_captions_of_the_one_before(pairs, profil
 def test_what_is_wrong_with_a_memory_is_said_before_any_clip(pairs, tmp_path):
     pair = pairs("embedded")
     (tmp_path / "clip.mp4").write_bytes(b"no memory")
-    with pytest.raises(UsageError, match="is no memory of vidspec's"):
+    with pytest.raises(UsageError, match="is not a memory file of vidspec"):
         pair.captioner("suffix", **{"draft.memory": str(tmp_path / "clip.mp4")})
     with pytest.raises(OutputError, match=r"draft\.memory: "):
         pair.captioner("suffix", **{"draft.memory": str(tmp_path / "clip.mp4" / "x")})

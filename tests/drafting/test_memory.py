@@ -144,10 +144,10 @@ def test_a_damaged_file_is_written_anew(tmp_path, damage):
 def test_what_is_no_memory_or_another_tokenizers_stays_as_it_is(tmp_path):
     path = tmp_path / "clip.mp4"
     path.write_bytes(b"\x00\x00 ftyp")
-    with pytest.raises(UsageError, match=r"draft.memory: .*clip.mp4: is no memory of vidspec's"):
+    with pytest.raises(UsageError, match=r"draft.memory: .*clip.mp4: is not a memory file of vidspec"):
         opened(path)
     assert path.read_bytes() == b"\x00\x00 ftyp"
-    with pytest.raises(UsageError, match=r"/dev/zero: is no memory of vidspec's"):
+    with pytest.raises(UsageError, match=r"/dev/zero: is not a memory file of vidspec"):
         opened(Path("/dev/zero"))
     path = tmp_path / "memory"
     one = opened(path)

@@ -28,7 +28,7 @@ def scratch(engine, prefix, emitted):
 
 
 def expected_tree(engine, prefix, emitted, nodes):
-    """Each node's token, from a new cache and its path alone."""
+    """Return each node's token, from a new cache and its path alone."""
     tokens = {}
     for node in nodes:
         path = [tokens[node[:length]] for length in range(1, len(node))]

@@ -36,7 +36,7 @@ def flash_attn_varlen_func(
     return_attn_probs=False,
     block_table=None,
 ):
-    """That of flash-attn 2.8: (total_q, heads, d) over (total_k, kv_heads, d), masks aligned at the lower right."""
+    """Stand-in for flash-attn: (total_q, heads, d) over (total_k, kv_heads, d), masks aligned at the lower right."""
     assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32 and q.dtype == k.dtype == v.dtype
     assert cu_seqlens_q.tolist() == [0, len(q)] and cu_seqlens_k.tolist() == [0, len(k)]
     assert (max_seqlen_q, max_seqlen_k) == (len(q), len(k)) and q.stride(-1) == k.stride(-1) == v.stride(-1) == 1

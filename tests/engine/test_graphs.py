@@ -55,7 +55,7 @@ def engine(request, monkeypatch):
 
 @pytest.fixture(params=FUSED)
 def each_engine(request, monkeypatch):
-    """For tests of what a pass computes, in which families differ."""
+    """An engine of each family, for tests of results that differ by family."""
     return replaying(request.param, monkeypatch)
 
 

@@ -65,7 +65,7 @@ def measured(monkeypatch):
 
 
 def forget(monkeypatch):
-    """As another process."""
+    """Forget the known times, as a new process would."""
     monkeypatch.setattr(layout_times, "_known", {})
 
 

@@ -187,7 +187,7 @@ def test_a_rows_result_does_not_depend_on_the_rows_beside_it(precision, closenes
 
 @pytest.fixture(params=["fbgemm", "onednn", "dense"])
 def cpu_kernel(request, monkeypatch):
-    """Each product of eight bits that some CPU takes."""
+    """A product of eight bits, for each that some CPU takes."""
     if request.param == "fbgemm" and "fbgemm" not in torch.backends.quantized.supported_engines:
         pytest.skip("this build of torch has no FBGEMM")
     if request.param == "onednn" and not hasattr(torch.ops.onednn, "qlinear_prepack"):

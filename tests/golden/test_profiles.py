@@ -24,7 +24,7 @@ def flat(profile):
 
 
 def resolved():
-    """By name; the user's own profiles are left out."""
+    """Return the packaged profiles by name; the user's own are left out."""
     names = sorted(info.name for info in profiles.available() if info.source == "packaged")
     found = json.loads(json.dumps({name: flat(profiles.load(name, env={}).model_dump()) for name in names}))
     base = found[BASE]

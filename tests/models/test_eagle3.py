@@ -107,8 +107,8 @@ def test_positions_count_on_as_many_axes_as_the_config_has(tmp_path, target):
 @pytest.mark.parametrize(
     ("settings", "change", "message"),
     [
-        ({}, lambda w: without(w, "fc.weight"), "is no EAGLE-3 head: fc.weight is not in its files"),
-        ({}, lambda w: without(w, "lm_head.weight"), "is no EAGLE-3 head: lm_head.weight is not in its files"),
+        ({}, lambda w: without(w, "fc.weight"), "is not an EAGLE-3 head: fc.weight is not in its files"),
+        ({}, lambda w: without(w, "lm_head.weight"), "is not an EAGLE-3 head: lm_head.weight is not in its files"),
         ({}, lambda w: w | {"fc.scale": torch.ones(1)}, "has the tensor fc.scale, which is not known"),
         ({}, lambda w: without(w, "d2t"), "proposes 200 of 384 ids, and no d2t says which"),
         ({}, lambda w: w | {"d2t": w["d2t"] + 300}, "its d2t maps outside the vocabulary"),

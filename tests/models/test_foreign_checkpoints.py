@@ -227,7 +227,7 @@ def test_an_index_names_plain_files(copy, place):
 def test_an_index_of_another_form(copy, text):
     (copy / "model.safetensors").unlink()
     (copy / "model.safetensors.index.json").write_text(text)
-    refused(load_model, copy, says="model.safetensors.index.json is no index of weights")
+    refused(load_model, copy, says="model.safetensors.index.json is not an index of weights")
 
 
 @pytest.mark.parametrize(

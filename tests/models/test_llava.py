@@ -171,7 +171,7 @@ def test_a_class_token_is_nowhere_and_stays():
 
 
 def mute(model):
-    """No patch learns of any other."""
+    """Make patches independent of each other."""
     for name, weight in model.model.model.vision_tower.named_parameters():
         if "out_proj" in name:
             weight.data.zero_()

@@ -78,7 +78,11 @@ def without(key):
         (DENSE, lambda w: w | {"mtp.layers.1.mlp.up_proj.weight": torch.ones(1)}, "mtp.layers.1.* is not known"),
         (DENSE, lambda w: w | {"mtp.fc.weight_scale": torch.ones(1)}, "mtp.fc.weight_scale is not known"),
         (DENSE, lambda w: w | {"mtp.fc.weight": torch.ones(HIDDEN, HIDDEN)}, "mtp.fc.weight has another shape"),
-        (EXPERT, lambda w: without("mtp.layers.0.mlp.experts.1.up_proj.weight")(apart(w)), "experts .* are not alike"),
+        (
+            EXPERT,
+            lambda w: without("mtp.layers.0.mlp.experts.1.up_proj.weight")(apart(w)),
+            "experts .* have different shapes",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(tmp_path, kind, change, message):

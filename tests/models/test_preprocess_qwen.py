@@ -32,7 +32,7 @@ TOWERS = {
 
 
 def rules(config):
-    """As an adapter reads them."""
+    """Return the frame rules as an adapter reads them."""
     family, patch = TOWERS[config.partition("-")[0]]
     vision = SimpleNamespace(patch_size=patch, spatial_merge_size=2, temporal_patch_size=2)
     return family.rules_of(CONFIGS[config], vision)

@@ -263,7 +263,7 @@ def test_an_adapter_of_another_model(checkpoint, tmp_path):
 @pytest.mark.full
 def test_adapters_that_are_no_plain_lora(checkpoint, tmp_path):
     folder = checkpoint("fp8")
-    with pytest.raises(ModelError, match="is no adapter that can be read"):
+    with pytest.raises(ModelError, match="is not an adapter that vidspec can read"):
         with_adapter(folder, tmp_path / "nowhere")
     adapter = shutil.copytree(ADAPTER, tmp_path / "adapter")
     config = json.loads((adapter / "adapter_config.json").read_text())

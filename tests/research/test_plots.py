@@ -50,7 +50,7 @@ def test_pictures_replace_none_of_others(command):
     Path("plots").mkdir()
     Path("plots/accepted.svg").write_text("<svg/>")
     ran = command("plots", "bench.json", "--out", "plots")
-    assert ran.code == 2 and "error: --out plots/accepted.svg: is there already" in ran.err
+    assert ran.code == 2 and "error: --out plots/accepted.svg: exists already" in ran.err
 
 
 def test_a_finished_bench_is_drawn_from_its_file(command, tmp_path):

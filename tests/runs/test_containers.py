@@ -175,7 +175,7 @@ def test_of_a_tar_that_is_cut_short_the_clips_before_are_found(cut):
 def test_a_member_behind_the_end_is_an_error_of_its_clip():
     Path("s.tar").write_bytes(tar_of({"a.mp4": bytes(9000)})[:2000])
     clip, shard = shard_members(Job("s.tar"))
-    assert clip.path == "s.tar/a.mp4" and clip.error.message == "s.tar/a.mp4: ends behind the tar"
+    assert clip.path == "s.tar/a.mp4" and clip.error.message == "s.tar/a.mp4: extends beyond the end of the tar"
     assert shard.path == "s.tar" and shard.error.kind == "truncated"
 
 
@@ -365,7 +365,7 @@ def test_braces():
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("nope://b/0.tar", "is of no protocol that fsspec knows"),
+        ("nope://b/0.tar", "has a protocol that fsspec does not know"),
         ("sftp://h/0.tar", r"needs paramiko, which is not installed \(pip install paramiko\)"),
     ],
 )

@@ -168,7 +168,7 @@ def test_a_timeout_holds_for_a_clip(server, kind):
 def test_without_a_timeout_a_store_that_stalls_is_an_error(server, kind, monkeypatch):
     monkeypatch.setattr("vidspec.runs.allowance.STALLED", 0.4)
     error = failure(f"{server[1]}/{kind}.mp4")
-    assert error.kind == "timeout" and "the store gave nothing for 0.4 s" in error.message
+    assert error.kind == "timeout" and "the store sent nothing for 0.4 s" in error.message
 
 
 def test_a_clip_that_never_ends(server):
@@ -219,7 +219,7 @@ def test_a_redirect_to_a_private_address(server):
     with serving() as (other, elsewhere):
         one.elsewhere = f"{elsewhere}/good.mp4"
         error = failure(f"{url}/away.mp4")
-        assert error.kind == "refused" and "is no public address" in error.message and not other.seen
+        assert error.kind == "refused" and "is not a public address" in error.message and not other.seen
         assert fetched(f"{url}/away.mp4", named=(elsewhere,)) == TAR
 
 
@@ -277,7 +277,7 @@ def test_a_name_with_private_addresses(server):
     """``localhost`` has two of them on most machines."""
     access = Access(urls=("http://*",))
     url = f"http://localhost:{server[0].server_port}/good.mp4"
-    with pytest.raises(VideoError, match="is no public address") as caught:
+    with pytest.raises(VideoError, match="is not a public address") as caught:
         copy(url, Path("out"), limits=FetchLimits(access=access))
     assert caught.value.kind == "refused" and not server[0].seen
 

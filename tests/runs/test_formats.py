@@ -124,7 +124,7 @@ def test_vtt_loads_in_three_parsers(cues, tmp_path):
 
 
 def cue_times(path):
-    """As FFmpeg reads them."""
+    """Return the times of cues as FFmpeg reads them."""
     with av.open(str(path)) as file:
         base = file.streams[0].time_base
         return [

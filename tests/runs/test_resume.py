@@ -141,7 +141,7 @@ def test_csv_is_rendered_from_its_hidden_journal(clips, recorded, tmp_path):
     path = tmp_path / "out.csv"
     path.write_text("precious\n")
 
-    with pytest.raises(UsageError, match=r"out.csv: is there already, and no such run wrote it \(--overwrite replaces"):
+    with pytest.raises(UsageError, match=r"out.csv: exists already, and no such run wrote it \(--overwrite replaces"):
         csv(path)
 
     def run():
@@ -269,7 +269,7 @@ def test_webdataset_files_share_the_key_of_their_clip():
     [
         ("{nope}", ["a.mp4"], "there is no field {nope}"),
         ("{stem", ["a.mp4"], "--name {stem:"),
-        ("../{stem}", ["a.mp4"], "leads out of the folder"),
+        ("../{stem}", ["a.mp4"], "would write outside the folder"),
         (None, ["a.mp4", "a.mkv"], r"a.mp4 and a.mkv would share the file a.txt \(tell them apart by --name '{name}"),
         ("all.txt", ["a.mp4", "b.mp4"], "would share the file all.txt"),
         ("{name}", ["a.mp4"], "a.mp4: is one of the clips"),

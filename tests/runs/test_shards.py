@@ -115,7 +115,7 @@ def test_merge_leaves_torn_lines_out_and_refuses_others(tmp_path, recorded):
     assert len(found) == 1 and found.torn == 1
     other = tmp_path / "b"
     other.write_text("hello\n")
-    with pytest.raises(UsageError, match="b, line 1: is no record of vidspec"):
+    with pytest.raises(UsageError, match="b, line 1: is not a record of vidspec"):
         merge_records([other])
     with pytest.raises(UsageError, match="cannot be read"):
         merge_records([tmp_path / "absent"])
@@ -128,7 +128,9 @@ def test_merge_leaves_torn_lines_out_and_refuses_others(tmp_path, recorded):
 def test_a_record_with_an_odd_job_is_one_line(tmp_path, recorded, job):
     record = recorded("a.mp4")
     record["job"] = {**record["job"], **job} if isinstance(job, dict) else job
-    with pytest.raises(UsageError, match=r"a record's job|a record has no|the record of a\.mp4|is no record") as caught:
+    with pytest.raises(
+        UsageError, match=r"a record's job|a record has no|the record of a\.mp4|is not a record"
+    ) as caught:
         merge_records([write(tmp_path / "a", [record])])
     assert "\n" not in str(caught.value)
 

@@ -15,7 +15,7 @@ from vidspec.video.sound import RATE
 
 
 def cut(path, start, end, out):
-    """How a part was written, and the numbers of its frames."""
+    """Return how a part was written, and the numbers of its frames."""
     how = write_part(str(path), start, end, str(out))
     clip = read(out, frames=100)
     assert clip.timestamps[0] == 0

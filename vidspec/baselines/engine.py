@@ -70,7 +70,7 @@ def check_blocks(target: VideoLanguageModel) -> None:
     """
     if isinstance(target.decoder, Gemma4Decoder) or target.has_bidirectional_rows:
         raise ProfileError(
-            f"lossy.method: blocks of {target.family} cannot go on with fewer rows; nearest valid choice: none"
+            f"lossy.method: blocks of {target.family} cannot drop visual tokens; nearest valid choice: none"
         )
 
 

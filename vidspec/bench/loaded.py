@@ -106,7 +106,7 @@ class LoadedModels:
             wanted = (
                 f"give --weights {profile.models.weights} for all" if profile.models.weights else "leave out --weights"
             )
-            raise UsageError(f"profile {profile.name} wants another target than is loaded", hint=wanted)
+            raise UsageError(f"profile {profile.name} needs another target than the loaded one", hint=wanted)
         precision = profile.draft.precision
         weights: WeightFormat = None if precision == "as-target" else precision
         draft = self._load_draft(weights) if profile.drafts_with_a_model else None
@@ -149,7 +149,7 @@ def profile_labels(text: str) -> list[str]:
     """
     names = [name for one in labels.split(text) for name in (lossless_profiles() if one == "all" else [one])]
     if not names:
-        raise UsageError("--profiles names none", hint="name some, such as --profiles ar,vanilla-sd")
+        raise UsageError("--profiles names no profile", hint="name some, such as --profiles ar,vanilla-sd")
     if twice := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"--profiles names {twice[0]} twice")
     for name in names:

@@ -87,7 +87,7 @@ class ResultsFile:
             other = [key for key in known | self.settings if known.get(key) != self.settings.get(key)]
             raise UsageError(
                 f"{path} holds a run with other {', '.join(other) or 'settings'}",
-                hint="name another file, or --overwrite",
+                hint="name another file, or start over with --overwrite",
             )
         self.stored = content["records"]
         self.machine = content.get("machine", {}) | self.machine  # facts found later are not measured again

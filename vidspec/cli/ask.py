@@ -86,22 +86,22 @@ def _open_session(
     profile = resolved.profile
     if resolved.note is not None and not options.quiet:
         print_note(f"note: {resolved.note}")
-    how = replace(job_config(spec, profile, 1), batch=1)
+    config = replace(job_config(spec, profile, 1), batch=1)
     require_devices(profile)
     for line in () if options.quiet else start.demo_notes(profile, (), f"ask {shlex.quote(clip)}"):
         print_note(line)
     fetches = not options.quiet and start.announce(profile)
-    (reader,) = readers_for(how, 1)
+    (reader,) = readers_for(config, 1)
     stack.callback(reader.close)
     with start.stage_status("opening the clip", on=not options.quiet):
-        reader.require_frames(clip, *part, how.video)
+        reader.require_frames(clip, *part, config.video)
     with start.stage_status("loading weights", on=not (options.quiet or fetches)), start.fast_loading():
         from vidspec.captioner import Captioner
         from vidspec.decoding.captioner_models import notes_on
 
         captioner = stack.enter_context(Captioner.from_profile(profile))
     with start.stage_status("reading frames", on=not options.quiet):
-        frames = reader.read(clip, *part, how.video, partial(captioner.client.inputs.refuse, clip, None))
+        frames = reader.read(clip, *part, config.video, partial(captioner.client.inputs.refuse, clip, None))
     reader.close()
     page = stack.enter_context(dialogue_page(spec.report, profile))
     captioner.client.return_probs = page is not None

@@ -371,7 +371,7 @@ def _fit_of_named(target: CheckpointReport, draft: CheckpointReport) -> DraftFit
     if target.text:
         refused = f"{target.name} is a language model without vision, which can only be a draft"
     elif not draft.text and not is_related(target.family, draft.family):
-        refused = f"{draft.family} is no draft for {target.family}"
+        refused = f"{draft.family} cannot draft for {target.family}"
     return DraftFit(draft.name, total, refused, draft.visual_tokens == target.visual_tokens)
 
 

@@ -219,10 +219,10 @@ def _placement(gpus: int) -> str:
         return f"target {target}, draft cuda:1: there are {gpus} GPUs, and no device is named"
     if models.device != "auto" or workers.target or workers.draft or models.draft_device:
         return f"target {target}, draft {draft}: as named"
-    alone = "there is one GPU" if gpus == 1 else "the draft is not a separate model"
+    reason = "there is one GPU" if gpus == 1 else "the draft is not a separate model"
     if not gpus:
-        alone = "torch sees no GPU" if first == "cpu" else "torch sees no CUDA device"
-    return f"target and draft {first}: {alone}"
+        reason = "torch sees no GPU" if first == "cpu" else "torch sees no CUDA device"
+    return f"target and draft {first}: {reason}"
 
 
 def _language_models() -> str:

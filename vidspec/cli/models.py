@@ -216,9 +216,9 @@ def _print_published(
     else:
         facts_table(_published_facts(name, rows, predicted, card))
         drafted = any(row.pair.draft is not None and row.pair.target.name == name for row in rows)
-        alone = f"vidspec caption clip.mp4 --target {name}" + ("" if drafted else " --profile ar")
+        plain_command = f"vidspec caption clip.mp4 --target {name}" + ("" if drafted else " --profile ar")
         too_large = all(one is False for one in fits) if predicted is None else predicted.is_too_large
-        command = alone if predicted is None else predicted.command
+        command = plain_command if predicted is None else predicted.command
         print(_fitting_model(load, card) if too_large else command)
     return 3 if all(one is False for one in fits) else 0
 

@@ -55,9 +55,9 @@ def report(
         found = write_compared(output, left, right, (str(sources[0]), str(sources[1])))
         if found.shared:
             if not quiet:
-                differ, alone = found.counts["differs"], sum(found.counts.values()) - found.shared
+                differ, unshared = found.counts["differs"], sum(found.counts.values()) - found.shared
                 both = f"{counted(found.shared, 'record')} of both runs, {differ} of them differ{'s' * (differ == 1)}"
-                print_note(f"{output}: {both}; {alone} of one run")
+                print_note(f"{output}: {both}; {unshared} of one run")
             return 0
     records = records_of(sources)
     if not records:

@@ -95,8 +95,8 @@ def _serve(planned: RunPlan, files: CaptionFiles, title: str, port: int, *, open
     listener, token = listen(HOST, port, f"--port {port}"), secrets.token_urlsafe(24)
     # A paused video is not read for a long time; one that plays must not delay the end.
     config = ServeConfig(timeout=1.0, patience=3600.0)
-    with closing(FreshCaptions(lambda: _load(planned, quiet=quiet))) as fresh:
-        server = build_server(build_review(files, fresh, config, token, title), config)
+    with closing(FreshCaptions(lambda: _load(planned, quiet=quiet))) as recaptioner:
+        server = build_server(build_review(files, recaptioner, config, token, title), config)
         listener.listen(BACKLOG)
         address = f"http://{HOST}:{listener.getsockname()[1]}/{token}/"
         print_note(f"reviewing at {address} (Ctrl-C ends)")

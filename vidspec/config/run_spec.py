@@ -414,7 +414,7 @@ def split_keywords(options: Mapping[str, object]) -> tuple[dict[str, object], di
             overrides |= {} if value is None else {keys[name]: value}
         elif name != "overrides":
             close = nearest(name, [*RunSpec.model_fields, *keys])
-            raise UsageError(f"{name}: is no option of a run", hint=f"did you mean {close}?" if close else None)
+            raise UsageError(f"{name}: is not an option of a run", hint=f"did you mean {close}?" if close else None)
     return fields, overrides
 
 

@@ -309,7 +309,7 @@ class GenerateSection(Section):
         if self.fields and self.json_schema is not None:
             yield OptionConflict(where, "excludes generate.json_schema", "one of the two")
         if self.stop:
-            yield OptionConflict("generate.stop", f"excludes {where}, which ends the text", "generate.stop: [] alone")
+            yield OptionConflict("generate.stop", f"excludes {where}, which ends the text", "leave out generate.stop")
         if profile.draft.kind != "none" and not profile.rule.lossless:
             reason = f"{profile.accept.rule} emits tokens that the grammar of {where} may forbid"
             yield OptionConflict("accept.rule", reason, "accept.rule: exact")
@@ -318,11 +318,11 @@ class GenerateSection(Section):
         except ModuleNotFoundError:
             yield OptionConflict(where, "needs llguidance, which is not installed", "pip install llguidance")
         except ValueError as error:
-            yield OptionConflict(where, f"is no schema of JSON texts: {error}", "the schema of an object")
+            yield OptionConflict(where, f"is not a JSON Schema for text: {error}", "the schema of an object")
 
     def check(self, profile: Profile) -> Iterator[OptionConflict]:
         if self.grammar_schema is not None:
             yield from self._check_grammar(profile)
         if self.temperature > 0 and not profile.rule.draws:
-            reason = f"{profile.accept.rule} compares greedy choices, and {self.temperature:g} draws tokens"
+            reason = f"{profile.accept.rule} compares greedy choices, and {self.temperature:g} samples tokens"
             yield OptionConflict("generate.temperature", reason, "generate.temperature: 0, or accept.rule: exact")

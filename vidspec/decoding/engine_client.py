@@ -173,7 +173,9 @@ class EngineClient:
         """
         generate = self.profile.generate
         if request.prompt is not None and not request.prompt.strip():
-            raise GenerationError(f"{request.path}: the prompt is empty", hint="leave it out for the profile's")
+            raise GenerationError(
+                f"{request.path}: the prompt is empty", hint="leave it out to use the profile's prompt"
+            )
         prompt, system = request.prompt or generate.prompt, request.system or generate.system
         ahead, return_probs = self.inputs.vision.take(request.frames), request.return_probs or self.return_probs
         return replace(request, prompt=prompt, system=system, ahead=ahead, return_probs=return_probs)

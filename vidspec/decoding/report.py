@@ -116,7 +116,7 @@ def _finished_text(sequence: Sequence, ended: str) -> tuple[str, str | None]:
     caption, reasoning = sequence.text.finish()
     if caption is None:
         raise GenerationError(
-            f"{sequence.job.path}: the text ended by {ENDS[ended]} before {CLOSING_TAG}: it is reasoning only",
+            f"{sequence.job.path}: the text ended by {ENDS[ended]} before {CLOSING_TAG}, so it is only reasoning",
             hint="raise --max-new-tokens",
             kind="reasoning",
         )

@@ -46,14 +46,16 @@ class MemoryFile:
         """Return the ids; none if there is no file, or a damaged one."""
         try:
             if self.path.is_char_device():  # which may have no end
-                raise UsageError(f"draft.memory: {self.path}: is no memory of vidspec's", hint="name another file")
+                raise UsageError(
+                    f"draft.memory: {self.path}: is not a memory file of vidspec", hint="name another file"
+                )
             content = self.path.read_bytes()
         except FileNotFoundError:
             return array("i")
         except OSError as error:
             raise OutputError(f"draft.memory: {self.path}: cannot be read: {error.strerror or error}") from None
         if content and not content.startswith(MAGIC):
-            raise UsageError(f"draft.memory: {self.path}: is no memory of vidspec's", hint="name another file")
+            raise UsageError(f"draft.memory: {self.path}: is not a memory file of vidspec", hint="name another file")
         line, _, ids = content.partition(b"\n")
         version, _, said = line.removeprefix(MAGIC).partition(b" ")
         if content and version != VERSION:

@@ -116,14 +116,14 @@ def choose_fastest(times: LayoutTimes, *, copies: bool, shared: bool = False) ->
     def slowdown(by_rows: Sequence[float]) -> float:
         return float(max(taken / least for taken, least in zip(by_rows, best, strict=True)))
 
-    alone = min(["plain"] if shared else times, key=lambda name: slowdown(times[name]))
+    single = min(["plain"] if shared else times, key=lambda name: slowdown(times[name]))
     packed = times.get("packed")
     if not copies or packed is None:
-        return cast(FloatLayout, alone)
+        return cast(FloatLayout, single)
     first = min(("plain",) if shared else times.keys() - {"packed"}, key=lambda name: (times[name][0], name))
     doubled = {f"{first}+packed": [times[first][0], *packed[1:]]} | ({"packed": packed} if shared else {})
     double = min(doubled, key=lambda name: slowdown(doubled[name]))
-    return cast(FloatLayout, double if slowdown(times[alone]) > _MARGIN * slowdown(doubled[double]) else alone)
+    return cast(FloatLayout, double if slowdown(times[single]) > _MARGIN * slowdown(doubled[double]) else single)
 
 
 def second_copy_bytes(shapes: Iterable[WeightShape], dtype: torch.dtype) -> int:

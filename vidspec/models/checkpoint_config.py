@@ -188,7 +188,7 @@ def load_error(name: str, error: Exception) -> ModelError:
     import huggingface_hub.constants as hub
 
     cache = os.environ.get("HF_HUB_CACHE") or hub.HF_HUB_CACHE
-    message = f"{name}: is neither a folder nor in the cache {cache}, and the hub did not give it"
+    message = f"{name}: is neither a folder nor in the cache {cache}, and could not be fetched from the hub"
     if hub.HF_HUB_OFFLINE:
         message = f"the hub cannot be reached (offline mode is on), and the cache {cache} lacks files of {name}"
     return ModelError(f"{message}: {_first_line(error)}", hint=download_hint(name), kind="missing")

@@ -320,14 +320,14 @@ def block_config(name: str, given: Mapping[str, Any]) -> tuple[StockConfig, Bloc
         given: its config.json.
 
     Raises:
-        ModelError: it is no block head, or has a key that is not known.
+        ModelError: it is not a block head, or has a key that is not known.
     """
     import transformers
 
     own = dict(given.get("dflash_config") or {})
     if not (own or "mask_token_id" in given):
         raise ModelError(
-            f"{name}: is no block head: its config has no dflash_config",
+            f"{name}: is not a block head: its config has no dflash_config",
             hint="--draft takes the head of the target, with draft.kind: dflash",
             kind="unreadable",
         )

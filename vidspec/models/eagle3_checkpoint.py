@@ -214,7 +214,7 @@ def check_layout(
     """
     if absent := next((key for key in _REQUIRED_TENSORS if key not in tensors), None):
         raise ModelError(
-            f"{name}: is no EAGLE-3 head: {absent} is not in its files",
+            f"{name}: is not an EAGLE-3 head: {absent} is not in its files",
             hint="--draft takes the head of the target, in safetensors, with draft.kind: eagle3",
             kind="unreadable",
         )

@@ -73,7 +73,7 @@ def _read_adapter(adapter: str) -> tuple[dict[str, object], Mapping[str, StoredT
     except Exception as error:  # from the hub, or broken JSON or safetensors
         why = " ".join(str(error).split())
         raise ModelError(
-            f"{adapter}: is no adapter that can be read: {why}",
+            f"{adapter}: is not an adapter that vidspec can read: {why}",
             hint="name a folder with adapter_config.json and adapter_model.safetensors, as PEFT saves a LoRA",
             kind="unreadable",
         ) from error

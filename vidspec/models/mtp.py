@@ -184,5 +184,5 @@ def _read_layer(source: str) -> dict[str, torch.Tensor]:
         gate_up = [torch.cat(pair) for pair in zip(parts["gate_proj"], parts["up_proj"], strict=True)]
         joined = {"gate_up_proj": torch.stack(gate_up), "down_proj": torch.stack(parts["down_proj"])}
     except RuntimeError as error:
-        raise ModelError(f"{source}: the experts of its MTP layer are not alike", kind="unreadable") from error
+        raise ModelError(f"{source}: the experts of its MTP layer have different shapes", kind="unreadable") from error
     return tensors | {f"{_EXPERTS}{name}": weight for name, weight in joined.items()}

@@ -182,7 +182,7 @@ def make_request(method: str, path: str | Path, options: CaptionOptions) -> Capt
         )
     prompt = options.get("prompt")
     if prompt is not None and not prompt.strip():
-        raise ArgumentError(f"{method}(): the prompt is empty", hint="leave it out for the profile's")
+        raise ArgumentError(f"{method}(): the prompt is empty", hint="leave it out to use the profile's prompt")
     for name in options.keys() - CaptionOptions.__annotations__.keys():
         closest = nearest(name, CaptionOptions.__annotations__)
         hint = f"did you mean {closest}?" if closest else f"there are {', '.join(CaptionOptions.__annotations__)}"

@@ -70,7 +70,7 @@ def shard_files(source: str, whole: str = "model.safetensors") -> Mapping[str, s
         places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = {str(name) for name in places.values()}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelError(f"{source}: {index.name} is no index of weights", kind="unreadable") from error
+        raise ModelError(f"{source}: {index.name} is not an index of weights", kind="unreadable") from error
     for name in sorted(names):
         if set(name) & set("/\\\0") or name in ("", ".", ".."):
             raise ModelError(

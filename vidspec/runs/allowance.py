@@ -114,4 +114,4 @@ class Allowance:
         timeout = self.limits.timeout
         if timeout is not None and (seconds <= 0 or seconds < STALLED):
             return VideoError(f"{self.name}: not fetched within {timeout:g} s", kind="timeout", hint="raise --timeout")
-        return VideoError(f"{self.name}: the store gave nothing for {seconds:g} s", kind="timeout")
+        return VideoError(f"{self.name}: the store sent nothing for {seconds:g} s", kind="timeout")

@@ -109,7 +109,7 @@ class ClipFiles(Renderer):
             if not (folder.is_dir() and os.access(folder, os.W_OK)):
                 raise OutputError(
                     f"{path}: cannot be written: {folder} takes no files",
-                    hint="give the same command again when it does",
+                    hint="run the same command again once it does",
                     kind=ONE_CLIP,
                 )
 
@@ -171,7 +171,7 @@ class ClipFiles(Renderer):
                 make_folder(path.parent)
                 write_whole(path, data)
             except OutputError as error:  # the record is in the journal
-                hint = "give the same command again when it can be: nothing is captioned twice"
+                hint = "run the same command again once it can be; nothing is captioned twice"
                 raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
 
     def _records(self, job: Job, settings: str) -> list[RecordDict]:

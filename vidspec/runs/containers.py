@@ -235,7 +235,7 @@ def _clip_column(name: str, schema: Schema, wanted: str | None) -> str:
     if wanted is not None:
         candidates = [] if _column_type(schema, wanted) is None else [wanted]
     if len(candidates) != 1:
-        problem = "which column has the clips?" if wanted is None else f"has no column {wanted}"
+        problem = "it does not say which column holds the clips" if wanted is None else f"has no column {wanted}"
         columns = ", ".join(f"{one.name} ({one.type})" for one in schema)
         raise UsageError(f"{name}: {problem}", hint=f"name one with --column: {columns}")
     (column,) = candidates

@@ -197,7 +197,7 @@ def _check_place(
         if path is None:
             message = f"--format {names}: standard output takes one format"
             raise UsageError(message, hint="name one with -o FILE or --output-dir DIR")
-        raise UsageError(f"--format {names}: two would share the file {path}")
+        raise UsageError(f"--format {names}: two formats would share the file {path}")
     streams = path is None and form.update == "append"
     regular = path is None or not path.exists() or path.is_file()
     if several and form.one_clip and regular and not streams:

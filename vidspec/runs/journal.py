@@ -301,7 +301,7 @@ def missing_file_error(path: Path) -> OutputError:
     """Return the error of a file that was moved, replaced or deleted during the run."""
     return OutputError(
         f"{path}: was moved, replaced or deleted while the run was writing it",
-        hint="put it back if it was moved, and give the same command again to go on",
+        hint="put it back if it was moved, and run the same command again to resume",
         kind="gone",
     )
 

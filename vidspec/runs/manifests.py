@@ -47,9 +47,7 @@ def parse_manifest(text: str, name: str, folder: str) -> Iterator[Job]:
         prompt, questions = _parse_prompt(row, where)
         texts = questions.texts if questions else ()
         if not (_is_encodable(path, "surrogateescape") and all(map(_is_encodable, (prompt or "", *texts)))):
-            raise UsageError(
-                f"{where}: holds a character that no text has", hint="remove the NUL, or the half of a surrogate pair"
-            )
+            raise UsageError(f"{where}: holds a NUL or half of a surrogate pair", hint="remove that character")
         start, end = (parse_time(row.get(key), f"{where}: {key}") for key in ("start", "end"))
         if end is not None and end <= (start or 0.0):
             raise UsageError(f"{where}: end {end:g} must be after start {start or 0.0:g}")

@@ -196,7 +196,7 @@ def _iter_records(path: Path, merged: MergedRecords) -> Iterator[tuple[int, int,
     """Yield source, place and length of each record, as :class:`_Place` has them, and the record."""
     try:
         if path.is_char_device():
-            raise UsageError(f"{path}: is no regular file", hint=_HINT)
+            raise UsageError(f"{path}: is not a regular file", hint=_HINT)
         if path.suffix in _PARTS:
             if not is_part(path):
                 raise UsageError(f"{path}: holds no records of vidspec", hint=_HINT)
@@ -217,7 +217,7 @@ def _iter_records(path: Path, merged: MergedRecords) -> Iterator[tuple[int, int,
                     yield from _copied(records, merged.copy)
                     return
                 else:
-                    raise UsageError(f"{path}, line {number}: is no record of vidspec", hint=_HINT)
+                    raise UsageError(f"{path}, line {number}: is not a record of vidspec", hint=_HINT)
                 at += len(text)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
@@ -248,7 +248,7 @@ def _index(
     """
     job = {} if record.get("job") is None else record["job"]
     if not isinstance(job, dict):
-        raise UsageError(f"{source}: a record's job is no object", hint=_HINT)
+        raise UsageError(f"{source}: a record's job is not an object", hint=_HINT)
     job = {**record, **job}
     path, start, end, segment = record.get("path"), job.get("start"), job.get("end"), job.get("segment")
     if not (isinstance(path, str) and isinstance(start, int | float | None) and isinstance(end, int | float | None)):

@@ -39,7 +39,7 @@ def largest_page(name: str, file: BinaryIO, metadata: FileMetaData, group: int, 
             header, unpacked, packed = _read_header(name, file, at)
             if unpacked > max(MAX_PAGE, MAX_RATIO * packed):
                 message = f"{name}: {packed} bytes of column {column} unpack to {unpacked >> 20} MiB"
-                raise VideoError(message, kind="too_large", hint="write it anew, without compression")
+                raise VideoError(message, kind="too_large", hint="write the file again without compression")
             largest = max(largest, unpacked)
             at += header + packed
     return largest

@@ -148,7 +148,7 @@ class PartFiles(Renderer):
             content = self.form.content(one for one in journal.records() if one["job"]["settings"] == settings)
             write_url(self.name(shard), content)
         except OutputError as error:
-            hint = "give the same command again when it can be: nothing is captioned twice"
+            hint = "run the same command again once it can be; nothing is captioned twice"
             raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
         self.store.journals.end(job)
 
@@ -161,7 +161,7 @@ class PartFiles(Renderer):
         """
         summary = self._read(name, self.form.read_summary)
         if summary is None:
-            raise UsageError(f"{name}: is there already, and holds no captions", hint="name another --output-dir")
+            raise UsageError(f"{name}: exists already, and holds no captions", hint="name another --output-dir")
         return summary
 
     def _read(self, name: str, read: Callable[[BinaryIO], T]) -> T:

@@ -98,6 +98,6 @@ def make_folder(folder: Path) -> None:
     except OSError as error:
         raise OutputError(f"{folder}: cannot be made: {error.strerror or error}") from None
     except RecursionError:  # of a name that nests folders without end
-        raise OutputError(f"{str(folder)[:80]}...: cannot be made: too many folders in each other") from None
+        raise OutputError(f"{str(folder)[:80]}...: cannot be made: too many nested folders") from None
     if not os.access(folder, os.W_OK):
         raise OutputError(f"{folder}: no permission to write there")

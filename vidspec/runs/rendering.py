@@ -46,9 +46,9 @@ def check_template(template: str, origin: str, fields: Collection[str] | None = 
     try:
         parts = [(name, form) for _, name, *form in Formatter().parse(template) if name is not None]
     except ValueError as error:
-        raise UsageError(f"{origin}: {error}; braces of its own are written {{{{ and }}}}", hint=hint) from None
+        raise UsageError(f"{origin}: {error}; write other braces as {{{{ and }}}}", hint=hint) from None
     if strange := [name for name, _ in parts if not _NAME.fullmatch(name)]:
-        message = f"{origin}: {{{strange[0]}}} is no field; braces of its own are written {{{{ and }}}}"
+        message = f"{origin}: {{{strange[0]}}} is not a field; write other braces as {{{{ and }}}}"
         raise UsageError(message, hint=f'{origin} \'{{{{"text": "{{caption}}"}}}}\'')
     known = dict.fromkeys(("caption", *([name for name, _ in parts] if fields is None else fields)))
     if other := [name for name, form in parts if name not in known or any(form)]:

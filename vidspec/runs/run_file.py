@@ -83,10 +83,12 @@ class RunFile(Renderer):
         """Return the error of a file that this run may neither continue nor replace."""
         keeping = f"--overwrite replaces it, keeping {backup_of(self.path)}"
         if state == "edited":
-            hint = f"{keeping}, and begins anew; or move it away: it is written again without captioning"
+            hint = (
+                f"{keeping}, and starts over; or move it away, and the same command writes it again without captioning"
+            )
             return UsageError(f"{self.path}: was edited since a run wrote it, and is left alone", hint=hint)
         hint = f"{keeping}; or name another file"
-        return UsageError(f"{self.path}: is there already, and no such run wrote it", hint=hint)
+        return UsageError(f"{self.path}: exists already, and no such run wrote it", hint=hint)
 
     def _reject_other_records(self, journal: Journal) -> None:
         """Reject a file that is no journal, or one of records with or without measurements, unlike this format."""
@@ -96,7 +98,10 @@ class RunFile(Renderer):
         if first is not None and ("timings" in first) != self.form.measured:
             others = map(make_format, format_names())
             other = next(one.name for one in others if one.is_journal and one.measured != self.form.measured)
-            raise UsageError(f"{self.path}: holds records of --format {other}", hint="go on with that, or --overwrite")
+            raise UsageError(
+                f"{self.path}: holds records of --format {other}",
+                hint="keep to that format, or start over with --overwrite",
+            )
 
     def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
         if not (captioned and self.store.overwrite and self.path.is_file() and self.path.stat().st_size):

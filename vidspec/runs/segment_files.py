@@ -137,7 +137,7 @@ class SegmentFiles(ClipFiles):
         except OSError as error:
             raise unwritable_error(video, error, ONE_CLIP) from None
         except VidspecError as error:
-            hint = error.hint or "give the same command again when it can be: nothing is captioned twice"
+            hint = error.hint or "run the same command again once it can be; nothing is captioned twice"
             raise OutputError(f"{video}: cannot be written: {error.message}", hint=hint, kind=ONE_CLIP) from None
         finally:
             with suppress(OSError):

@@ -105,7 +105,7 @@ def cut_clip(path: str, segment: float | str, start: float | None, end: float | 
         raise VideoError(
             f"{path}: lasts {last - first:.0f} s, more than {MAX_SEGMENTS} segments of {segment:g} s",
             kind="range",
-            hint="make the segments longer, or set an end",
+            hint="take longer segments with --segment, or set --end",
         )
     spans = scene_segments(path, first, last) if isinstance(segment, str) else fixed_segments(segment, first, last)
     return [(round(low, 3), round(high, 3)) for low, high in spans]

@@ -31,7 +31,7 @@ class SidecarNames:
         profile: value of ``{profile}``.
 
     Raises:
-        UsageError: the template has an unknown field, or leads out of the folder.
+        UsageError: the template has an unknown field, or would write outside the folder.
     """
 
     def __init__(self, form: OutputFormat, folder: str | None, template: str | None, profile: str) -> None:
@@ -48,7 +48,7 @@ class SidecarNames:
                 hint=f"the fields are {', '.join(FIELDS)}",
             )
         if os.path.isabs(self.template) or os.pardir in self.template.split("/"):
-            raise UsageError(f"--name {self.template}: leads out of the folder")
+            raise UsageError(f"--name {self.template}: would write outside the folder")
 
     def path(self, job: Job) -> Path:
         """Return the path of a clip's file."""
@@ -134,7 +134,9 @@ def check_sidecar_names(names: Sequence[SidecarNames], jobs: Iterable[Job]) -> N
         paths = [os.path.normpath(one.path(job)) for one in names]
         if len(set(paths)) < len(paths):
             forms = ",".join(one.form.name for one in names)
-            raise UsageError(f"--format {forms}: two would share the file {paths[0]}", hint="--name '{stem}.{format}'")
+            raise UsageError(
+                f"--format {forms}: two formats would share the file {paths[0]}", hint="--name '{stem}.{format}'"
+            )
         for path in paths:
             other = owners.setdefault(path, job)
             if other is not job:

@@ -72,7 +72,7 @@ def open_url(name: str, limits: FetchLimits | None = None, allowance: Allowance 
     if not is_url(name):
         mode = os.stat(name).st_mode  # checked before opening, which may block on a pipe
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise VideoError(f"{name}: is no regular file", kind="not_video", hint="write it into a file")
+            raise VideoError(f"{name}: is not a regular file", kind="not_video", hint="write it into a file")
         with open(name, "rb") as file:
             yield file
         return
@@ -301,7 +301,7 @@ def _explain_error(name: str, error: Exception) -> tuple[VidspecError, bool]:
         if isinstance(one, VidspecError):
             return type(one)(f"{name}: {one.message}", hint=one.hint, kind=one.kind), True
         if isinstance(one, PrivateAddressError):
-            message = f"{name}: leads to {one.address}, which is no public address"
+            message = f"{name}: leads to {one.address}, which is not a public address"
             hint = f"give --allow-urls {name.partition('://')[0]}://{one.address}, or its name, if it may be read"
             return VideoError(message, kind="refused", hint=hint), True
         if isinstance(one, InsecureRedirectError):
@@ -372,7 +372,7 @@ def _file_system(name: str, access: Access | None = None) -> tuple[AbstractFileS
         store, path = url_to_fs(name if is_url(name) else Path(os.path.abspath(name)).as_uri(), **options)
     except ValueError:
         known = "it knows s3://, gs://, hf://, https://, memory:// and files"
-        raise UsageError(f"{name}: is of no protocol that fsspec knows", hint=known) from None
+        raise UsageError(f"{name}: has a protocol that fsspec does not know", hint=known) from None
     except ImportError as error:
         raise _missing_package(name, error) from None
     return store, str(path) if is_url(name) else os.path.abspath(name)

@@ -138,7 +138,7 @@ def _read_members(
             hint = "if it is a compressed tar, decompress it with gunzip"
             raise VideoError(f"{name}: is not a tar file", kind="not_video", hint=hint) from error
         clips = sum(len([*sample.clips(key)]) for key, sample in samples.items())
-        message = f"{name}: is cut short or damaged behind {counted(clips, 'clip')}"
+        message = f"{name}: is cut short or damaged after {counted(clips, 'clip')}"
         raise VideoError(message, kind="truncated") from error
 
 
@@ -170,7 +170,9 @@ def _member_job(shard: Job, member: tarfile.TarInfo, size: int) -> Job:
     elif member.issparse():
         error = VideoError(f"{path}: is stored with holes", kind="unsupported", hint="pack it without --sparse")
     elif member.size < 0 or member.offset_data + member.size > size:
-        error = VideoError(f"{path}: ends behind the tar", kind="truncated", hint="copy or download it again")
+        error = VideoError(
+            f"{path}: extends beyond the end of the tar", kind="truncated", hint="copy or download it again"
+        )
     if error is not None:
         return replace(shard, path=path, source=MemberSource(shard.path), shard=shard.path, error=error)
     at = member.mtime * 1e9  # PAX headers may hold any number

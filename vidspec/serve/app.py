@@ -271,20 +271,20 @@ class _Api:
     def fail(self, error: Exception) -> ApiError:
         """Return the answer to an error, and count it. Messages of bugs go to the log only."""
         if isinstance(error, ApiError):
-            told = error
+            reply = error
         elif isinstance(error, HTTPException):  # no such route, or another method
-            told = ApiError(error.detail.lower(), status=error.status_code, code="http", headers=error.headers)
+            reply = ApiError(error.detail.lower(), status=error.status_code, code="http", headers=error.headers)
         elif isinstance(error, VidspecError) and not (isinstance(error, GenerationError) and error.kind == "internal"):
             param = "max_tokens" if error.kind in ("json", "reasoning") else None
-            told = ApiError(error.message, param, status=503 if error.kind == "memory" else 400, code=error.kind)
+            reply = ApiError(error.message, param, status=503 if error.kind == "memory" else 400, code=error.kind)
         else:
             if not isinstance(error, GenerationError):  # whose cause has been printed
                 traceback.print_exception(error, file=sys.stderr)
-            told = ApiError("internal error", status=500, code="internal")
-        if told.code == "memory":
+            reply = ApiError("internal error", status=500, code="internal")
+        if reply.code == "memory":
             self.media.recent.clear()
-        self.metrics.errors[told.code or "invalid"] += 1
-        return told
+        self.metrics.errors[reply.code or "invalid"] += 1
+        return reply
 
     async def answer_error(self, _request: Request, error: Exception) -> Response:
         """Return an error in OpenAI's shape."""

@@ -76,8 +76,8 @@ class FreshCaptions:
 class _Review:
     """The handlers. A request names a clip by its number only; no path in it is opened."""
 
-    def __init__(self, files: CaptionFiles, fresh: FreshCaptions, title: str) -> None:
-        self._files, self._fresh, self._title = files, fresh, title
+    def __init__(self, files: CaptionFiles, recaptioner: FreshCaptions, title: str) -> None:
+        self._files, self._recaptioner, self._title = files, recaptioner, title
 
     async def page(self, _request: Request) -> Response:
         """Return the page of all clips as they are now."""
@@ -104,7 +104,7 @@ class _Review:
         """Caption a clip by another prompt; writes nothing."""
         job, (prompt,) = self._job(request), await _fields(request, "prompt")
         asked = self._files.with_prompt(job, prompt.strip() or self._files.prompt(job))
-        caption = await asyncio.to_thread(self._fresh.caption, asked)
+        caption = await asyncio.to_thread(self._recaptioner.caption, asked)
         return JSONResponse({"text": self._files.render(job, caption)})
 
     def _job(self, request: Request) -> Job:
@@ -157,17 +157,19 @@ async def _fields(request: Request, *names: str) -> list[str]:
     return texts
 
 
-def build_review(files: CaptionFiles, fresh: FreshCaptions, config: ServeConfig, token: str, title: str) -> Starlette:
+def build_review(
+    files: CaptionFiles, recaptioner: FreshCaptions, config: ServeConfig, token: str, title: str
+) -> Starlette:
     """Return the application, all of whose addresses begin with a token that other programs and pages do not know.
 
     Args:
         files: the caption files.
-        fresh: captions a clip again.
+        recaptioner: captions a clip again.
         config: settings of the server.
         token: first part of each address.
         title: of the page.
     """
-    review = _Review(files, fresh, title)
+    review = _Review(files, recaptioner, title)
     routes = [
         Route("/", review.page),
         Route("/clips/{number:int}", review.video),

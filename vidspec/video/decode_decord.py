@@ -70,7 +70,7 @@ class DecordDecoder:
     def __init__(self) -> None:
         found = _import_decord()
         if found is None:
-            raise UsageError("decord is not installed", hint="pip install decord, or use the decoder 'av' or 'auto'")
+            raise UsageError("decord is not installed", hint="pip install decord, or use --decoder av or auto")
         self._decord = found
 
     def frames(self, index: Index, wanted: Sequence[int], size: tuple[int, int], put: PutFrame) -> None:
@@ -83,7 +83,7 @@ class DecordDecoder:
             raise VideoError(
                 f"{index.path}: cannot be read exactly with decord: {why}",
                 kind="unsupported",
-                hint="use the decoder 'auto'",
+                hint="use --decoder auto",
             )
         samples: dict[int, Frame] = {}
         full = (index.width, index.height)

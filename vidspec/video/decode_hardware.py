@@ -59,7 +59,7 @@ class HardwareDecoder(AvDecoder):
         self.name, self.gpu = name, gpu
         if (why := refusal_reason(name, gpu)) is not None:
             raise UsageError(
-                f"no {DEVICES[name][1]} can be used here: {why}", hint="use the decoder 'av' or 'auto'", kind="decoder"
+                f"no {DEVICES[name][1]} can be used here: {why}", hint="use --decoder av or auto", kind="decoder"
             )
 
     def readings(self, index: Index) -> tuple[DecodeMode, ...]:
@@ -73,5 +73,5 @@ class HardwareDecoder(AvDecoder):
             raise VideoError(
                 f"{index.path}: {self.name} does not decode it exactly: {failure.reason}",
                 kind="decoder",
-                hint="the decoder 'av' tells what is damaged from what hardware does not decode",
+                hint="--decoder av tells damage from what the hardware cannot decode",
             ) from None

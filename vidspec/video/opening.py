@@ -120,7 +120,7 @@ def _container(path: str, hardware: str | None) -> av.container.InputContainer:
         return av.open(file, mode="r", options=options, metadata_errors="replace", hwaccel=accelerator(hardware))
     except (av.error.FFmpegError, OSError, RuntimeError) as error:  # RuntimeError: no stream is for the hardware
         raise VideoError(
-            f"{path}: the hardware does not decode it: {_reason(error)}", kind="decoder", hint="use the decoder 'av'"
+            f"{path}: the hardware does not decode it: {_reason(error)}", kind="decoder", hint="use --decoder av"
         ) from None
 
 
@@ -171,7 +171,7 @@ def _open_error(path: str, error: Exception) -> VideoError:
             f"{path}: is a list of other files, not a video", kind="unsupported", hint="name the video files"
         )
     if isinstance(error, av.error.ArgumentError):  # another format than those of FORMATS
-        return VideoError(f"{path}: is of no kind of video that is read here", kind="not_video")
+        return VideoError(f"{path}: is a kind of video that vidspec does not read", kind="not_video")
     if isinstance(error, ValueError | av.error.EOFError):  # "invalid data", "invalid argument", nothing found
         return VideoError(f"{path}: is not a video", kind="not_video")
     return VideoError(f"{path}: cannot be opened as a video: {_reason(error)}", kind="unreadable")

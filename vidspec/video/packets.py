@@ -133,14 +133,14 @@ def _mark_spots(scan: PacketScan, found: damage.DamageReport) -> None:
 def _sort_out(scan: PacketScan) -> None:
     """Tell decodable frames from lost ones: those that depend on broken packets, or on none that is there."""
     key: int | None = None  # keyframe that the current packets depend on; None if they have none
-    fresh = True  # True if the frames before the keyframe are lost
+    lost_before = True  # True if the frames before the keyframe are lost
     damaged = False  # True if undecodable packets are due to damage, not to the stream's beginning
     for pts, dts, position, flags in zip(scan.all_pts, scan.dts, scan.positions, scan.flags, strict=True):
         if flags & _BROKEN:
             scan.broken_at = position if scan.broken_at is None else scan.broken_at
             key, damaged = None, True
         elif flags & _KEY:
-            key, fresh = pts, key is None
+            key, lost_before = pts, key is None
             scan.key_pts.append(pts)
             scan.key_dts.append(dts)
         if flags & _DISCARDED:
@@ -151,7 +151,7 @@ def _sort_out(scan: PacketScan) -> None:
             scan.lost += 1
             if damaged:
                 scan.lost_pts.append(pts)
-        elif pts < key and fresh:
+        elif pts < key and lost_before:
             scan.lost += 1  # leads the keyframe: needs one that is not there
             if damaged:
                 scan.lost_pts.append(pts)
@@ -229,7 +229,7 @@ def ends_early(
 
 
 def decord_doubts(
-    packets: PacketScan, order: str, first: int, alone: bool, aspect: float, room: float
+    packets: PacketScan, order: str, first: int, single_stream: bool, aspect: float, room: float
 ) -> tuple[str, ...]:
     """Return the conditions under which decord 0.6.0 returned or could return wrong frames, or ended the process.
 
@@ -242,7 +242,7 @@ def decord_doubts(
         "decord seeks past palettes and headers within the stream": packets.stateful,
         "decord ignores edit lists": packets.discarded > 0,
         "some of its frames cannot be decoded": packets.lost > 0,
-        "it has several video streams": not alone,
+        "it has several video streams": not single_stream,
         "decord ignores the aspect of pixels": aspect != 1.0,
         "decord makes room for frames that it does not have": room > _DECORD_FRAMES + packets.seen,
     }

@@ -73,7 +73,7 @@ def too_large(path: str | os.PathLike[str], what: str) -> VideoError:
 
 def _probe(path: str, *, by_decoding: bool) -> Index:
     with opened(path) as container:
-        stream, alone = _video_stream(path, container)
+        stream, single_stream = _video_stream(path, container)
         codec = stream.codec_context
         number = stream.id if container.format.name == "mpegts" else stream.index
         found = damage.examine(path, container.format.name, number)
@@ -134,7 +134,7 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         turn=turn,
         duration_s=duration,
         truncated=truncated and found.joined is None,
-        doubts=decord_doubts(packets, order, int(pts[0]), alone, aspect, duration * float(rate or 0)),
+        doubts=decord_doubts(packets, order, int(pts[0]), single_stream, aspect, duration * float(rate or 0)),
         damage=wrong,
         origin=origin,
         open_start=packets.open_start,
@@ -150,7 +150,7 @@ def _video_stream(path: str, container: av.container.InputContainer) -> tuple[av
     streams = video_streams(container)
     if not streams:
         what = "only sound" if container.streams.audio else "no video"
-        raise VideoError(f"{path}: has {what}: there are no frames to look at", kind="no_video_stream")
+        raise VideoError(f"{path}: has {what}, so there are no frames to caption", kind="no_video_stream")
     codec = streams[0].codec_context
     if codec is None:
         raise VideoError(f"{path}: its video codec is not known to this FFmpeg", kind="unsupported")

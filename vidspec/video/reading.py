@@ -176,7 +176,7 @@ class _FrameSelection:
             raise UsageError(f"there is no way to seek {self.seek!r}", hint="take one of " + ", ".join(SEEKS))
         if self.decoder in DEVICES and self.allow_damaged:
             raise UsageError(
-                f"the decoder {self.decoder!r} cannot tell which frames are whole", hint="use the decoder 'av'"
+                f"the decoder {self.decoder!r} cannot tell which frames are whole", hint="use --decoder av"
             )
 
 
@@ -233,7 +233,7 @@ def _positions(index: Index, wanted: _FrameSelection) -> tuple[NDArray[np.int64]
         raise VideoError(
             f"{index.path}: is truncated: only its first {readable} can be read",
             kind="truncated",
-            hint=f"set end to {usable:g} or less to use that part" if usable > (start or 0.0) else None,
+            hint=f"set --end to {usable:g} or less to caption that part" if usable > (start or 0.0) else None,
         )
     _require_undamaged(index, wanted, start, end)
     slack = min(float(index.time_base) / 2, 0.0005)
@@ -295,8 +295,8 @@ def _check_count(index: Index, count: int, wanted: _FrameSelection) -> None:
     if count * width * height * 3 > most:
         raise UsageError(
             f"{index.path}: {count} frames of {width}x{height} take {count * width * height * 3 / 2**30:.1f} GiB, "
-            f"more than the {most / 2**30:.1f} there are for them",
-            hint="ask for fewer frames, a lower fps, or set max_pixels",
+            f"more than the {most / 2**30:.1f} that frames may take",
+            hint="take fewer --frames, a lower --fps or a smaller --max-pixels",
         )
 
 
@@ -380,5 +380,5 @@ def _undelivered_error(index: Index, failure: NotDelivered) -> VideoError:
     return VideoError(
         f"{index.path}: the frame{where} cannot be decoded exactly: {failure.reason}",
         kind="unsupported",
-        hint="use the decoder 'auto'",
+        hint="use --decoder auto",
     )

@@ -41,7 +41,7 @@ def test_latex_and_a_page_replace_only_their_own(command, finished):
     page = Path("page.html").read_text(encoding="utf-8")
     assert "<code>r.json</code>" in page and 'class="demo-bar"' in page and "<dd>embedded</dd>" in page
     Path("mine.tex").write_text("mine")
-    assert "is there already, and is no LaTeX" in command("results", "r.json", "--latex", "mine.tex").err
+    assert "exists already, and is not a LaTeX" in command("results", "r.json", "--latex", "mine.tex").err
     assert "must end in .html" in command("results", "r.json", "--report", "x.txt").err
     assert Path("mine.tex").read_text() == "mine"
 

@@ -60,7 +60,7 @@ def test_truth_read_again(tmp_path, brief):
     assert all(facts == truth(draw_sample(seed).scene) for seed, facts in read_again.values())
     for other in ("{", '{"a": 1}', "[1]", '[{"file": "a.mp4", "seed": 1, "facts": {"colour": "red"}}]'):
         (tmp_path / "truth.json").write_text(other)
-        with pytest.raises(UsageError, match=r"is no truth\.json of"):
+        with pytest.raises(UsageError, match=r"is not a truth\.json of"):
             read_truth(tmp_path)
 
 

@@ -161,7 +161,7 @@ def read_trace(file: Path) -> dict[str, list[list[Span]]]:
     try:
         return from_chrome(json.loads(content))
     except (ValueError, RecursionError):
-        raise UsageError(f"--trace {file}: is no trace of vidspec", hint="caption --trace FILE writes one") from None
+        raise UsageError(f"--trace {file}: is not a trace of vidspec", hint="caption --trace FILE writes one") from None
 
 
 def write_finished(

@@ -138,7 +138,9 @@ class HybridDraft(DrafterKind):
     ) -> None:
         made = drafters.get(of)
         if made is HybridDraft:
-            raise ProfileError("draft.options.of: hybrid is no drafter of its own", hint="set draft.options.of: model")
+            raise ProfileError(
+                "draft.options.of: hybrid cannot be combined with itself", hint="set draft.options.of: model"
+            )
         taken = options_of(made).model_validate(settings or {}).model_dump(exclude_unset=True)
         self.inner = made(**taken)
         if self.inner.model is None:

@@ -50,7 +50,7 @@ class SuffixDraft(LookupDrafter):
         if self.file is not None:
             self._kept = MemoryFile(Path(self.file).expanduser(), model_identity(target).tokenizer, self.capacity)
             if self._kept.damaged:
-                self.note = f"draft.memory: {self.file}: was damaged, and begins anew"
+                self.note = f"draft.memory: {self.file}: was damaged, and starts empty"
         self.forget()
 
     def forget(self) -> None:

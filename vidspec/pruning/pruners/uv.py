@@ -46,9 +46,7 @@ def signal_layer(layer: int | None, depth: int | None, *, last: int | None = Non
     if layer is None:
         return _LAYER if depth >= 24 else min(max(1, depth // 2), last)
     if layer > last:
-        raise ProfileError(
-            f"prune.layer: {layer} is behind the end of a target of {depth} blocks", hint=f"take at most {last}"
-        )
+        raise ProfileError(f"prune.layer: {layer} is beyond the target's {depth} blocks", hint=f"take at most {last}")
     return layer
 
 

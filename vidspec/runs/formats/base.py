@@ -106,7 +106,7 @@ class OutputFormat(ABC):
     measured: ClassVar[bool] = False
     is_prose: ClassVar[bool] = False
     is_text: ClassVar[bool] = True
-    replaceable: ClassVar[FileKind] = FileKind("empty file", rb"(?!)")
+    replaceable: ClassVar[FileKind] = FileKind("file without content", rb"(?!)")
     header: str | None = None
     requires: ClassVar[RequiredPackage | None] = None
 

@@ -108,7 +108,8 @@ class _Review:
         return JSONResponse({"text": self._files.render(job, caption)})
 
     def _job(self, request: Request) -> Job:
-        number: int = request.path_params["number"]
+        name: str = request.path_params["number"]  # not as a number, which Python refuses to read if it is very long
+        number = int(name) if name.isascii() and name.isdecimal() and len(name) < 10 else 0
         if not 1 <= number <= len(self._files.jobs):
             raise ApiError("there is no such clip", status=404, code="clip")
         return self._files.jobs[number - 1]
@@ -170,9 +171,9 @@ def build_review(files: CaptionFiles, fresh: FreshCaptions, config: ServeConfig,
     review = _Review(files, fresh, title)
     routes = [
         Route("/", review.page),
-        Route("/clips/{number:int}", review.video),
-        Route("/clips/{number:int}/save", review.save, methods=["POST"]),
-        Route("/clips/{number:int}/again", review.again, methods=["POST"]),
+        Route("/clips/{number}", review.video),
+        Route("/clips/{number}/save", review.save, methods=["POST"]),
+        Route("/clips/{number}/again", review.again, methods=["POST"]),
     ]
     handlers = {kind: review.answer_error for kind in (HTTPException, VidspecError, Exception)}
     guard = guarded(config, _answer)

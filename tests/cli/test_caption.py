@@ -256,7 +256,7 @@ def test_interrupted_while_loading(vidspec, monkeypatch):
         (("x", "-p", "vanila-sd"), "no profile is called 'vanila-sd'; did you mean vanilla-sd?"),
         (("x", "--frames", "4", "--fps", "1"), "--fps: excludes --frames"),
         (("x", "--pair", "embedded", "--target", "y"), "--pair: excludes --target and --draft"),
-        (("x", "--target", "y", "-p", "specvlm"), "--draft: is needed with draft.kind model"),
+        (("x", "--target", "y", "-p", "specvlm"), "--draft: is needed, since this profile drafts with a smaller model"),
         (("x", "--target", "y-GGUF"), "--target: y-GGUF: is in GGUF, whose weights are not read"),
         (("x", "--device", "gpu"), "--device: must be auto, cpu, cuda, cuda:N, xpu, xpu:N or mps, not 'gpu'"),
         (("x", "--start", "-1"), "--start '-1': must be seconds or [hh:]mm:ss, from 0"),

@@ -295,18 +295,18 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
         ),
         (
             {"models.target": "x"},
-            "models.draft: is needed with draft.kind model; nearest valid choice: "
+            "models.draft: is needed, since this profile drafts with a smaller model; nearest valid choice: "
             "name a draft of the target's family (`vidspec models` lists some), or take the profile ar",
         ),
         (
             {"models.target": "Qwen/Qwen2.5-VL-7B-Instuct"},
-            "models.draft: is needed with draft.kind model; nearest valid choice: the target "
+            "models.draft: is needed, since this profile drafts with a smaller model; nearest valid choice: the target "
             "Qwen/Qwen2.5-VL-7B-Instruct, or name a draft of the target's family (`vidspec models` lists some), "
             "or take the profile ar",
         ),
         (
             {"models.target": "Qwen/Qwen2-VL-7B"},
-            "models.draft: is needed with draft.kind model; nearest valid choice: the target "
+            "models.draft: is needed, since this profile drafts with a smaller model; nearest valid choice: the target "
             "Qwen/Qwen2-VL-7B-Instruct, or name a draft of the target's family (`vidspec models` lists some), "
             "or take the profile ar",
         ),

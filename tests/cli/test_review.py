@@ -250,6 +250,12 @@ def test_hostile_requests(vidspec):
     assert plain.status_code == 415
     for wrong in ([], {}, {"text": 1, "version": version}, {"text": MINE}, "x"):
         assert page.client.post(f"/{TOKEN}/clips/1/save", json=wrong).status_code == 400
+    for path, half in (("save", b'{"text": "\\ud800", "version": "%s"}'), ("again", b'{"prompt": "\\udfff"}')):
+        half = half.replace(b"%s", version.encode())
+        answer = page.client.post(
+            f"/{TOKEN}/clips/1/{path}", content=half, headers={"content-type": "application/json"}
+        )
+        assert answer.status_code == 400
     huge = {"text": "x" * (5 << 20), "version": version}
     assert page.client.post(f"/{TOKEN}/clips/1/save", json=huge).status_code == 413
     long = {"text": "x" * (1 << 20), "version": version}

@@ -6,6 +6,7 @@ import asyncio
 import json
 import mimetypes
 import os
+import re
 import sys
 import threading
 import traceback
@@ -42,6 +43,8 @@ HEADERS = {
 }
 #: Most bytes of a request.
 MAX_BODY = 4 << 20
+#: Escapes of JSON can be half a character, which no file and no model can hold.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class FreshCaptions:
@@ -152,7 +155,7 @@ async def _fields(request: Request, *names: str) -> list[str]:
     except (ValueError, RecursionError):
         given = None
     found = [given.get(name) if isinstance(given, dict) else None for name in names]
-    texts = [one for one in found if isinstance(one, str)]
+    texts = [one for one in found if isinstance(one, str) and not _SURROGATE.search(one)]
     if len(texts) < len(names):
         raise ApiError(f"the request must be a JSON object with the texts {', '.join(names)}")
     return texts

@@ -85,6 +85,15 @@ def test_merged_lists_are_relative_to_the_merged_file(vidspec):
     assert rows("clips/metadata.jsonl") == [{"file_name": "good.mp4", "caption": CAPTION}]
 
 
+def test_a_list_of_whole_clips_with_segments_is_noted(vidspec):
+    command = ("caption", "good.mp4", "--format", "ltx", "-o", "list.jsonl")
+    noted = (
+        "note: --format ltx with --segment lists each whole clip, with the captions of its segments joined; --cut DIR"
+    )
+    assert noted in vidspec(*command, "--segment", "1").err and "--cut" not in vidspec(*command).err
+    assert rows("list.jsonl") == [{"video": "good.mp4", "caption": CAPTION}]
+
+
 @pytest.mark.full
 def test_the_built_in_models_write_a_hugging_face_folder(real, vidspec, tmp_path):
     Path("clips").mkdir()

@@ -6,7 +6,6 @@ import asyncio
 import json
 import mimetypes
 import os
-import re
 import sys
 import threading
 import traceback
@@ -20,6 +19,7 @@ from starlette.routing import Mount, Route
 
 from vidspec.display.pages.review import render_review
 from vidspec.errors import UsageError, VidspecError
+from vidspec.escaping import HALF_CHARACTER
 from vidspec.runs.review import STATES, CaptionFiles, ChangedOnDiskError, ReviewedClip, review_rows
 from vidspec.serve.config import ApiError, ServeConfig
 from vidspec.serve.guard import guarded
@@ -43,8 +43,6 @@ HEADERS = {
 }
 #: Most bytes of a request.
 MAX_BODY = 4 << 20
-#: Escapes of JSON can be half a character, which no file and no model can hold.
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class FreshCaptions:
@@ -155,7 +153,7 @@ async def _fields(request: Request, *names: str) -> list[str]:
     except (ValueError, RecursionError):
         given = None
     found = [given.get(name) if isinstance(given, dict) else None for name in names]
-    texts = [one for one in found if isinstance(one, str) and not _SURROGATE.search(one)]
+    texts = [one for one in found if isinstance(one, str) and not HALF_CHARACTER.search(one)]
     if len(texts) < len(names):
         raise ApiError(f"the request must be a JSON object with the texts {', '.join(names)}")
     return texts

@@ -111,6 +111,11 @@ def test_wrong_options_are_refused_by_the_call_itself(small_captioner):
         small_captioner.captions(CLIP, ["What moves?", ""])
     with pytest.raises(ArgumentError, match="the question is empty"):
         small_captioner.dialogue(CLIP).ask(" ")
+    for half in ({"prompt": "what\udcff?"}, {"system": "\ud800"}):
+        with pytest.raises(GenerationError, match="bytes that are not UTF-8"):
+            small_captioner.caption(CLIP, **half)
+    with pytest.raises(GenerationError, match="bytes that are not UTF-8"):
+        small_captioner.dialogue(CLIP).ask("what\udcff?")
     with pytest.raises(GenerationError) as found:  # before frames are decoded
         small_captioner.caption(CLIP, max_new_tokens=10**6)
     assert found.value.kind == "context"

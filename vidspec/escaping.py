@@ -13,12 +13,24 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["VALUE", "cell", "cue", "escape_text", "json_text", "mark_value", "one_line", "without_marks"]
+__all__ = [
+    "HALF_CHARACTER",
+    "VALUE",
+    "cell",
+    "cue",
+    "escape_text",
+    "json_text",
+    "mark_value",
+    "one_line",
+    "without_marks",
+]
 
 #: A value within a prompt, between marks that no text has; see :func:`mark_value`.
 VALUE = re.compile("\ue000([^\ue000\ue001]*)\ue001")
 _MARKS = dict.fromkeys(map(ord, "\ue000\ue001"))
 
+#: A lone surrogate: a byte that is not UTF-8, or half of an escape of JSON. No model and no file takes it.
+HALF_CHARACTER = re.compile("[\\ud800-\\udfff]")
 #: C0 except tab and line feed, DEL, C1; embeddings, overrides and isolates of the Unicode bidirectional algorithm; lone
 #: surrogates, which stand for bytes of a name that are not UTF-8.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -1,12 +1,16 @@
 """``--cut``: each segment of a film as a training clip with its caption."""
 
+import json
 import os
 import shutil
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.fake_captioner import FakeCaptioner, FakeReader
+from tests.runs.shards import tar_of
 from tests.video import clips
 from vidspec.errors import OutputError, VideoError
 from vidspec.runs.segments import fixed_segments
@@ -151,12 +155,73 @@ def test_nothing_shows_of_a_segment_before_its_video_is_written(film, vidspec, m
 
     def look(self, path, start, end, out, **more):
         how = write(self, path, start, end, out, **more)
-        seen.append([name for name in names() if not name.endswith(".lock")])
+        stem = os.path.basename(out).removeprefix(".").removesuffix(".mp4.part")
+        seen.append([name for name in names() if stem in name])
         return how
 
     monkeypatch.setattr(CuttingReader, "write_segment", look)
     vidspec(*CUT)
-    assert seen == [sorted([*pairs(*range(1, n)), f".good-{n:03d}.mp4.part"]) for n in (1, 2, 3)]
+    assert seen == [[f".good-{n:03d}.mp4.part"] for n in (1, 2, 3)]
+
+
+def records():
+    journal = Path("out/.vidspec.jsonl")
+    return [line for line in journal.read_text().splitlines() if line.startswith('{"path"')] if journal.exists() else []
+
+
+def wait_until(condition):
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.002)
+
+
+def test_a_slow_cut_does_not_hold_up_the_next_records(film, vidspec, monkeypatch):
+    """All cuts wait for the last segment's record; the files are those of a run without waits."""
+    write = CuttingReader.write_segment
+
+    def slow(self, path, start, end, out, **more):
+        wait_until(lambda: len(records()) == 3)
+        return write(self, path, start, end, out, **more)
+
+    monkeypatch.setattr(CuttingReader, "write_segment", slow)
+    ran = vidspec(*CUT)
+    assert (ran.code, names()) == (0, pairs(1, 2, 3)) and "3 segments written to out: 3 copied\n" in ran.err
+
+
+def test_not_more_than_so_many_records_wait_for_their_files(film, vidspec, monkeypatch):
+    monkeypatch.setattr("vidspec.runs.remaining.MOST_PENDING", 1)
+    write = CuttingReader.write_segment
+    seen = []
+
+    def slow(self, path, start, end, out, **more):
+        time.sleep(0.05)
+        seen.append(len(records()))
+        return write(self, path, start, end, out, **more)
+
+    monkeypatch.setattr(CuttingReader, "write_segment", slow)
+    assert vidspec("caption", "good.mp4", "--segment", "0.24", "--cut", "out").code == 0
+    assert names() == pairs(1, 2, 3, 4, 5, 6)
+    assert all(count <= number + 1 for number, count in enumerate(seen, start=1)), seen
+
+
+def test_ctrl_c_during_a_cut_leaves_the_rest_to_the_next_run(film, vidspec, monkeypatch):
+    closed = []
+
+    def interrupted(self, path, start, end, out, **more):
+        Path(out).write_bytes(b"half")
+        wait_until(lambda: len(records()) == 3)
+        os.kill(os.getpid(), signal.SIGINT)
+        wait_until(lambda: self in closed)
+        raise VideoError("the process that read it ended", kind="crashed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CuttingReader, "write_segment", interrupted)
+        patch.setattr(CuttingReader, "close", lambda self: closed.append(self))
+        ran = vidspec(*CUT)
+    assert ran.code == 130 and names() == [".vidspec.jsonl"] and "interrupted: 0 of 1 clip done and kept" in ran.err
+    made = len(FakeCaptioner.made)
+    assert vidspec(*CUT).code == 0 and names() == pairs(1, 2, 3) and len(FakeCaptioner.made) == made
 
 
 def test_folders_are_mirrored_and_shards_and_other_formats_go_along(film, vidspec):
@@ -172,6 +237,71 @@ def test_folders_are_mirrored_and_shards_and_other_formats_go_along(film, vidspe
     made = len(FakeCaptioner.made)
     again = vidspec("caption", "films", "--segment", "0.8", "--cut", "out2", "-o", "all.jsonl")
     assert again.code == 0 and names("out2") == names() and len(FakeCaptioner.made) == made
+
+
+@pytest.mark.parametrize(
+    ("form", "file", "key", "folder"),
+    [
+        ("huggingface", "metadata.jsonl", "file_name", ""),
+        ("ltx", "captions.jsonl", "video", ""),
+        ("diffsynth", "captions.jsonl", "video", ""),
+        ("musubi", "captions.jsonl", "video_path", "out/"),
+    ],
+)
+def test_a_list_for_a_trainer_names_the_segments(film, vidspec, form, file, key, folder):
+    """In the folder of the segments, unless it has a name; with the captions of the last command."""
+    assert vidspec(*CUT).code == 0
+    assert vidspec(*CUT, "--format", form, "--template", "ohwx, {caption}", "--single-line").code == 0
+    found = [json.loads(line) for line in Path("out", file).read_text().splitlines()]
+    assert [row[key] for row in found] == [f"{folder}good-00{number}.mp4" for number in (1, 2, 3)]
+    assert {tuple(row.values())[1] for row in found} == {"ohwx, A red circle moves left."}
+    written = Path("out", file).read_bytes()
+    os.remove(Path("out", file))
+    assert vidspec(*CUT, "--format", form, "--template", "ohwx, {caption}", "--single-line").code == 0
+    assert Path("out", file).read_bytes() == written
+
+
+def test_a_list_has_the_segments_that_are_there(film, vidspec, monkeypatch):
+    """Of two films of equal content each its own, and none whose video could not be written."""
+    for folder in ("films/a", "films/b"):
+        os.makedirs(folder)
+        shutil.copy2(film, folder)
+    write = CuttingReader.write_segment
+
+    def partly(self, path, start, end, out, **more):
+        if out.endswith("b/.good-002.mp4.part"):
+            raise OutputError("the disk is full")
+        return write(self, path, start, end, out, **more)
+
+    monkeypatch.setattr(CuttingReader, "write_segment", partly)
+    command = (
+        "caption",
+        "films",
+        "--segment",
+        "0.8",
+        "--cut",
+        "out",
+        "--format",
+        "huggingface",
+        "-o",
+        "metadata.jsonl",
+    )
+    listed = ["out/a/good-001.mp4", "out/a/good-002.mp4", "out/b/good-001.mp4", "out/b/good-002.mp4"]
+    for code, names in ((1, listed[:3]), (0, listed)):
+        assert vidspec(*command).code == code
+        rows = Path("metadata.jsonl").read_text().splitlines()
+        assert [json.loads(row)["file_name"] for row in rows] == names
+        monkeypatch.setattr(CuttingReader, "write_segment", write)
+
+
+def test_segments_of_clips_in_shards_can_be_listed(film, vidspec):
+    Path("films.tar").write_bytes(tar_of({"a.mp4": film.read_bytes()}))
+    command = ("caption", "films.tar", "--segment", "0.8", "--cut", "out", "--format", "ltx")
+    assert vidspec(*command).code == 0
+    rows = Path("out/captions.jsonl").read_text().splitlines()
+    assert [json.loads(row)["video"] for row in rows] == ["films.tar/a-001.mp4", "films.tar/a-002.mp4"]
+    ran = vidspec(*command[:-1], "huggingface", "-o", "out/a/metadata.jsonl")
+    assert ran.code == 2 and "no folder out/a" in ran.err
 
 
 def test_a_dry_run_writes_nothing_and_names_the_folder(film, vidspec):

@@ -45,6 +45,15 @@ def test_a_choice_is_what_captions_come_from(vidspec, config):
     assert FakeCaptioner.made[-1].client.profile.models.target == OTHER
 
 
+def test_a_name_that_is_not_listed_is_a_choice_too(vidspec, config):
+    """The hub may have it; a name like a listed one may be mistyped."""
+    ran = vidspec("models", "use", "x/y")
+    assert ran.code == 0 and yaml.safe_load(config.read_text()) == {"models": {"target": "x/y"}}
+    assert "no draft is listed for x/y, so it decodes plainly" in ran.err and "get` fetches x/y;" in ran.err
+    ran = vidspec("models", "use", "Qwen/Qwen2.5-VL-7B-Instuct")
+    assert ran.code == 0 and "-7B-Instuct (did you mean Qwen/Qwen2.5-VL-7B-Instruct?), so it" in ran.err
+
+
 @pytest.mark.parametrize("back", ["--none", "embedded"])
 def test_going_back_to_the_demo(vidspec, config, back):
     assert vidspec("models", "use", TARGET, "--draft", OTHER).code == 0
@@ -126,7 +135,7 @@ def test_a_folder_is_kept_by_its_whole_path(vidspec, config, tmp_path):
         (("use", TARGET, "--none"), "takes one model, or --none"),
         (("use", "--none", "--draft", DRAFT), "--draft needs the name of a target"),
         (("use", "embedded", "--draft", DRAFT), "--draft needs the name of a target"),
-        (("use", "x/y"), "models.target: x/y is not among the targets"),
+        (("use", "x/y-GGUF"), "models.target: x/y-GGUF: is in GGUF"),
         (("get",), "no model is named or chosen"),
         (("get", TARGET, "--none"), "takes no --none"),
         (("get", TARGET, OTHER, "--draft", DRAFT), "--draft needs the name of one target"),

@@ -226,7 +226,18 @@ def test_hostile_requests(vidspec):
     for path in ("/", "/clips/1", "/other/", "/other/clips/1"):
         answer = page.client.get(path)
         assert answer.status_code == 404 and TOKEN not in answer.text
-    names = ("0", "4", "-1", "99999999999999999999", "1.0", "k/a/good.txt", "%2fetc%2fpasswd", "1%00")
+    names = (
+        "0",
+        "4",
+        "-1",
+        "99999999999999999999",
+        "9" * 5000,
+        "\u0661",
+        "1.0",
+        "k/a/good.txt",
+        "%2fetc%2fpasswd",
+        "1%00",
+    )
     for name in names:
         assert page.client.get(f"/{TOKEN}/clips/{name}").status_code == 404
         assert page.client.post(f"/{TOKEN}/clips/{name}/save", json=body).status_code == 404
@@ -239,8 +250,16 @@ def test_hostile_requests(vidspec):
     assert plain.status_code == 415
     for wrong in ([], {}, {"text": 1, "version": version}, {"text": MINE}, "x"):
         assert page.client.post(f"/{TOKEN}/clips/1/save", json=wrong).status_code == 400
+    for path, half in (("save", b'{"text": "\\ud800", "version": "%s"}'), ("again", b'{"prompt": "\\udfff"}')):
+        half = half.replace(b"%s", version.encode())
+        answer = page.client.post(
+            f"/{TOKEN}/clips/1/{path}", content=half, headers={"content-type": "application/json"}
+        )
+        assert answer.status_code == 400
     huge = {"text": "x" * (5 << 20), "version": version}
     assert page.client.post(f"/{TOKEN}/clips/1/save", json=huge).status_code == 413
+    long = {"text": "x" * (1 << 20), "version": version}
+    assert page.client.post(f"/{TOKEN}/clips/1/save", json=long).json()["error"]["message"].endswith("at most 1 MiB")
     assert page.client.get(f"/{TOKEN}/clips/1/save").status_code == 405
     assert text_of("a") == before and page.loads == []
     policy = page.client.get(f"/{TOKEN}/").headers

@@ -35,6 +35,26 @@ def test_paths_are_relative_to_the_list(vidspec, form, path_key, caption_key):
     assert Path("clips/metadata.jsonl").read_bytes() == written
 
 
+@pytest.mark.parametrize("form", ["ltx", "kohya"])
+def test_a_clip_is_listed_with_the_caption_of_the_last_command(vidspec, form):
+    """Also if an earlier command is given again; clips of other commands keep theirs."""
+    for clip, template, expected in (
+        ("good.mp4", "one", {"good.mp4": "one"}),
+        ("good.mp4", "two", {"good.mp4": "two"}),
+        ("other/good.mp4", "three", {"good.mp4": "two", "other/good.mp4": "three"}),
+        ("good.mp4", "one", {"good.mp4": "one", "other/good.mp4": "three"}),
+    ):
+        assert (
+            vidspec("caption", clip, "--format", form, "-o", "list.json", "--template", f"{template}: {{caption}}").code
+            == 0
+        )
+        if form == "kohya":
+            found = {path: one["caption"] for path, one in json.loads(Path("list.json").read_text()).items()}
+        else:
+            found = {row["video"]: row["caption"] for row in rows("list.json")}
+        assert found == {path: f"{text}: {CAPTION}" for path, text in expected.items()}
+
+
 @pytest.mark.parametrize("form", ["ltx", "diffsynth"])
 def test_clips_outside_the_folder_of_the_list_have_absolute_paths(vidspec, form):
     assert vidspec("caption", "good.mp4", "--format", form, "--output-dir", "lists").code == 0
@@ -63,6 +83,15 @@ def test_merged_lists_are_relative_to_the_merged_file(vidspec):
     Path("clips").mkdir(exist_ok=True)
     assert vidspec("merge", "a.jsonl", "--format", "huggingface", "-o", "clips/metadata.jsonl").code == 0
     assert rows("clips/metadata.jsonl") == [{"file_name": "good.mp4", "caption": CAPTION}]
+
+
+def test_a_list_of_whole_clips_with_segments_is_noted(vidspec):
+    command = ("caption", "good.mp4", "--format", "ltx", "-o", "list.jsonl")
+    noted = (
+        "note: --format ltx with --segment lists each whole clip, with the captions of its segments joined; --cut DIR"
+    )
+    assert noted in vidspec(*command, "--segment", "1").err and "--cut" not in vidspec(*command).err
+    assert rows("list.jsonl") == [{"video": "good.mp4", "caption": CAPTION}]
 
 
 @pytest.mark.full

@@ -295,18 +295,20 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
         ),
         (
             {"models.target": "x"},
-            "models.target: x is not among the targets that `vidspec models` lists; "
-            "nearest valid choice: one of these, or this one with --draft or --profile ar",
+            "models.draft: is needed, since this profile drafts with a smaller model; nearest valid choice: "
+            "name a draft of the target's family (`vidspec models` lists some), or take the profile ar",
         ),
         (
             {"models.target": "Qwen/Qwen2.5-VL-7B-Instuct"},
-            "models.target: Qwen/Qwen2.5-VL-7B-Instuct is not among the targets that `vidspec models` lists; "
-            "nearest valid choice: Qwen/Qwen2.5-VL-7B-Instruct, or this one with --draft or --profile ar",
+            "models.draft: is needed, since this profile drafts with a smaller model; nearest valid choice: the target "
+            "Qwen/Qwen2.5-VL-7B-Instruct, or name a draft of the target's family (`vidspec models` lists some), "
+            "or take the profile ar",
         ),
         (
             {"models.target": "Qwen/Qwen2-VL-7B"},
-            "models.target: Qwen/Qwen2-VL-7B is not among the targets that `vidspec models` lists; "
-            "nearest valid choice: Qwen/Qwen2-VL-7B-Instruct, or this one with --draft or --profile ar",
+            "models.draft: is needed, since this profile drafts with a smaller model; nearest valid choice: the target "
+            "Qwen/Qwen2-VL-7B-Instruct, or name a draft of the target's family (`vidspec models` lists some), "
+            "or take the profile ar",
         ),
         (
             {"models.target": "./nowhere"},

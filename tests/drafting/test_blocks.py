@@ -337,7 +337,10 @@ def test_the_cache_holds_rows_of_the_text_alone_without_visual_tokens(pairs, mon
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"models.draft": None}, "models.draft: is needed with draft.kind dflash; nearest valid choice: name the head"),
+        (
+            {"models.draft": None},
+            "models.draft: is needed, since this profile drafts with a head (dflash); nearest valid choice: name the",
+        ),
         ({"schedule.kind": "parallel"}, "dflash needs more of the target than token ids"),
         ({"draft.topology": "tree"}, "a dflash drafts a chain"),
         ({"draft.options.visual": "none", "prune.method": "uniform", "prune.alpha": 0.5}, "dflash chooses itself"),

@@ -304,7 +304,10 @@ def in_turns(self, gamma):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"models.draft": None}, "models.draft: is needed with draft.kind eagle3; nearest valid choice: name the head"),
+        (
+            {"models.draft": None},
+            "models.draft: is needed, since this profile drafts with a head (eagle3); nearest valid choice: name the",
+        ),
         ({"schedule.kind": "parallel"}, "eagle3 needs more of the target than token ids"),
         ({"draft.options.visual": "some"}, r"draft.options.visual: .*'all' or 'none'"),
         ({"draft.options.visual": "none", "prune.method": "uniform", "prune.alpha": 0.5}, "eagle3 chooses itself"),

@@ -123,8 +123,9 @@ def test_which_answers_count(endpoint, status, there):
 
 
 @pytest.mark.full
-def test_without_a_hub_the_cache_will_do(endpoint, tmp_path):
+def test_without_a_hub_the_cache_will_do(endpoint, tmp_path, monkeypatch):
     """As huggingface_hub lays it out: a snapshot, and which commit ``main`` is."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     commit = "0" * 40
     kept = tmp_path / "cache" / "models--org--model"
     (kept / "refs").mkdir(parents=True)
@@ -135,6 +136,10 @@ def test_without_a_hub_the_cache_will_do(endpoint, tmp_path):
         endpoint(port)
         assert not hub.check_reachable("org/model")
         assert load_model("org/model", CPU).layers == 4
+        with Captioner.from_pretrained("org/model", dtype="float32", device="cpu") as captioner:  # with no listed draft
+            assert captioner.client.profile.draft.kind == "none"
+        with pytest.raises(ModelError, match=r"^the hub cannot be reached .*, and org/other is neither "):
+            Captioner.from_pretrained("org/other", device="cpu")
     assert hub_constants.HF_HUB_OFFLINE is False
 
 

@@ -1,5 +1,6 @@
 """Hostile requests: nothing that is not allowed is fetched or read, and no answer names a path or an address."""
 
+import errno
 import io
 import os
 import re
@@ -7,6 +8,7 @@ import sys
 import tempfile
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -165,6 +167,17 @@ def test_forbidden_files(url, folder):
         assert answer.status_code == 400, media
         messages.add(told(answer))
     assert len(messages) == 1, "whether a file exists is not told"
+
+
+def test_a_full_disk_and_a_file_that_goes_are_no_bugs(url, folder, monkeypatch, capfd):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    for media, patched in ((data_url(CLIP), "mkstemp"), (f"file://{folder}/clip.mp4", "_digest")):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"vidspec.serve.media.{patched}", Mock(side_effect=full))
+            answer = ask(url, asked(media))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "storage")
+        assert told(answer).endswith("cannot store or read this file now: No space left on device")
+    assert "Traceback" not in capfd.readouterr().err and ask(url, asked(data_url(CLIP))).status_code == 200
 
 
 def test_damaged_media_are_errors_without_paths(url, folder):

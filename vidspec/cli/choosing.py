@@ -25,7 +25,7 @@ def choose_models(names: Sequence[str], draft: str | None, *, none: bool) -> int
 
     Raises:
         UsageError: not exactly one name, a draft for a built-in pair, or a folder without a model.
-        ProfileError: the target needs a draft and has no listed one.
+        ProfileError: the target needs a draft and has no listed one, or is certain not to load.
         OutputError: the config cannot be written.
     """
     if len(names) + none != 1:
@@ -38,12 +38,15 @@ def choose_models(names: Sequence[str], draft: str | None, *, none: bool) -> int
     elif names:
         chosen = {"target": _resolve_name(names[0])} | ({} if draft is None else {"draft": _resolve_name(draft)})
     defaults = read_config()
-    profile = resolve_profile(None, {}, with_models(defaults, chosen)).profile  # validate before writing
+    resolved = resolve_profile(None, {}, with_models(defaults, chosen))  # validate before writing
+    profile = resolved.profile
     write_models(defaults.path, chosen)
     models = profile.models
     who = f"the built-in pair {models.pair}, a demo that knows drawn shapes only" if models.pair else models.target
     drafted = f", drafted by {models.draft}" if models.draft else ""
     print(f"vidspec caption uses {who}{drafted} by default: {defaults.path}")
+    if resolved.note is not None:
+        print_note(f"note: {resolved.note}")
     if missing := [name for name in profile.named_models if not hub.is_local(name) and not hub.is_cached(name)]:
         print_note(f"note: `vidspec models get` fetches {' and '.join(missing)}; otherwise the first caption does")
     return 0

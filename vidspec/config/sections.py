@@ -114,7 +114,7 @@ class ModelsSection(Section):
         return data
 
     def check(self, profile: Profile) -> Iterator[OptionConflict]:
-        kind, unnamed = profile.draft.kind, self.target is not None and self.draft is None
+        unnamed = self.target is not None and self.draft is None
         if self.captioner is not None and not profile.describes:
             reason = "has no effect unless draft.contexts has caption"
             yield OptionConflict("models.captioner", reason, "leave it out, or the profile tabed-mtcp")
@@ -132,15 +132,18 @@ class ModelsSection(Section):
                 "models.target", "is needed with models.draft", "name a target, or models.pair: embedded"
             )
         if unnamed and profile.drafts_with_a_model and self.target is not None:
-            from vidspec.models.unsupported import find_target_problem  # not needed for the options' help
+            from vidspec.models.unsupported import find_target_problem, nearest_target  # not needed for options' help
 
             if (problem := find_target_problem(self.target)) is not None:
                 yield OptionConflict("models.target", problem.what, problem.instead)
             instead = "name a draft of the target's family (`vidspec models` lists some), or take the profile ar"
-            yield OptionConflict("models.draft", f"is needed with draft.kind {kind}", instead)
+            if (near := nearest_target(self.target)) is not None:
+                instead = f"the target {near}, or {instead}"
+            yield OptionConflict("models.draft", "is needed, since this profile drafts with a smaller model", instead)
         if unnamed and profile.names_a_head:
             instead = "name the head that was trained for the target, or take the profile ar"
-            yield OptionConflict("models.draft", f"is needed with draft.kind {kind}", instead)
+            reason = f"is needed, since this profile drafts with a head ({profile.draft.kind})"
+            yield OptionConflict("models.draft", reason, instead)
 
 
 class VideoArguments(TypedDict):

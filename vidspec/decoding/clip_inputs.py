@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vidspec import video
 from vidspec.decoding.request_setups import RequestSetups
-from vidspec.models.request import CaptionRequest
+from vidspec.models.request import CaptionRequest, require_text
 from vidspec.models.vision_ahead import VisionAhead
 
 __all__ = ["ClipInputs"]
@@ -110,8 +110,9 @@ class ClipInputs:
             generate: options of the request, see :class:`CaptionRequest`.
 
         Raises:
-            GenerationError: their prompt would be too long for the model or the free memory.
+            GenerationError: their prompt would be too long for the model or the free memory, or is no text.
         """
+        require_text(path, prompt)
         setup = self._setups.of(CaptionRequest(path, generate=generate or {}))
         model, section = setup.target.model, setup.profile.generate
         text = model.text_tokens(prompt or section.prompt, section.system)

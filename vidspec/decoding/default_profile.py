@@ -50,10 +50,14 @@ def resolve_profile(name: str | None, overrides: Mapping[str, object], defaults:
         if (chosen := auto.default_draft(keys, cached)) is not None:
             _LOG.debug("profile: %s: %s", chosen.keys.get("name", DEFAULT_PROFILE), chosen.why)
             return resolve(name, overrides, defaults, chosen=chosen.keys)
+    from vidspec.models.unsupported import nearest_target
+
     if (target := _target_without_draft(keys)) is not None:
+        near = nearest_target(target)
+        meant = f" (did you mean {near}?)" if near else ""
         note = (
-            f"no draft is listed for {target}, so it decodes plainly; --draft NAME adds a smaller model of its family, "
-            "--profile self-int4 drafts with its own weights in four bits"
+            f"no draft is listed for {target}{meant}, so it decodes plainly; --draft NAME adds a smaller model of its "
+            "family, --profile self-int4 drafts with its own weights in four bits"
         )
         return replace(resolve(name, overrides, defaults, chosen=PLAIN), note=note)
     return resolve(name, overrides, defaults)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from vidspec.errors import GenerationError
 from vidspec.events.events import Event, LoopLoad, Opened
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
-from vidspec.models.request import CaptionRequest
+from vidspec.models.request import CaptionRequest, require_text
 from vidspec.video.thumbnails import draw_thumbnails
 
 __all__ = ["EngineClient"]
@@ -169,13 +170,14 @@ class EngineClient:
         """Return the request with profile defaults and precomputed vision output.
 
         Raises:
-            GenerationError: its prompt is empty, as one made of fields may be.
+            GenerationError: its prompt is empty or no text, as one made of fields may be.
         """
         generate = self.profile.generate
         if request.prompt is not None and not request.prompt.strip():
             raise GenerationError(
                 f"{request.path}: the prompt is empty", hint="leave it out to use the profile's prompt"
             )
+        require_text(request.path, request.prompt, request.system, *chain.from_iterable(request.earlier))
         prompt, system = request.prompt or generate.prompt, request.system or generate.system
         ahead, return_probs = self.inputs.vision.take(request.frames), request.return_probs or self.return_probs
         return replace(request, prompt=prompt, system=system, ahead=ahead, return_probs=return_probs)

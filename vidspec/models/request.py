@@ -12,8 +12,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
-from vidspec.errors import ArgumentError
-from vidspec.escaping import without_marks
+from vidspec.errors import ArgumentError, GenerationError
+from vidspec.escaping import HALF_CHARACTER, without_marks
 from vidspec.registry import nearest
 
 if TYPE_CHECKING:
@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from vidspec.models.video_language_model import VideoLanguageModel
     from vidspec.video.base import Clip
 
-__all__ = ["CaptionOptions", "CaptionRequest", "DialogueTurn", "Question", "make_request", "prompt_list"]
+__all__ = [
+    "CaptionOptions",
+    "CaptionRequest",
+    "DialogueTurn",
+    "Question",
+    "make_request",
+    "prompt_list",
+    "require_text",
+]
 
 
 #: Bytes of a clip's frames that are hashed into its seed.
@@ -203,6 +211,17 @@ def make_request(method: str, path: str | Path, options: CaptionOptions) -> Capt
             if name not in fields and value is not None
         },
     )
+
+
+def require_text(path: str, *texts: str | None) -> None:
+    """Refuse what no tokenizer takes in a clip's prompts.
+
+    Raises:
+        GenerationError: names the clip.
+    """
+    if any(text is not None and HALF_CHARACTER.search(text) for text in texts):
+        message = f"{path}: the prompt holds bytes that are not UTF-8, or half of a surrogate pair"
+        raise GenerationError(message, hint="write it in UTF-8")
 
 
 def prompt_list(prompts: Iterable[str]) -> list[str]:

@@ -13,7 +13,7 @@ from vidspec.models.hub import config_file, gguf_reason, is_local, nearest_publi
 from vidspec.models.known_pairs import known_pairs
 from vidspec.registry import nearest
 
-__all__ = ["KIN", "TargetProblem", "find_target_problem", "kind_of", "unsupported_error"]
+__all__ = ["KIN", "TargetProblem", "find_target_problem", "kind_of", "nearest_target", "unsupported_error"]
 
 #: Title and nearest supported family of unsupported models, by ``model_type``, or by architecture where the
 #: ``model_type`` is another model's.
@@ -66,10 +66,7 @@ class TargetProblem(NamedTuple):
 
 
 def find_target_problem(target: str) -> TargetProblem | None:
-    """Return the problem of a target, judged by its name and a local config; None if there is none.
-
-    A hub id that is neither a listed target nor in the cache may be mistyped.
-    """
+    """Return the problem of a target that its name, or its config if that is here, makes certain."""
     if any(pair.target.name == target for pair in known_pairs()):
         return None
     if (gguf := gguf_reason(target)) is not None:
@@ -89,11 +86,13 @@ def find_target_problem(target: str) -> TargetProblem | None:
         exists = Path(target).expanduser().exists()
         what = "no config.json in this folder" if exists else "no such folder"
         return TargetProblem(f"{target}: {what}", "a folder with a saved model, or a hub id")
-    published = nearest_published(target, {pair.target.name for pair in known_pairs()})
-    return TargetProblem(
-        f"{target} is not among the targets that `vidspec models` lists",
-        f"{published or 'one of these'}, or this one with --draft or --profile ar",
-    )
+    return None
+
+
+def nearest_target(target: str) -> str | None:
+    """Return the listed target that a mistyped hub id may mean; None if it is listed or here."""
+    targets = {pair.target.name for pair in known_pairs()}
+    return None if target in targets or config_file(target) is not None else nearest_published(target, targets)
 
 
 def _nearest_supported(family: str) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from vidspec.runs.file_states import FileState, file_state
 from vidspec.runs.job import Job
 from vidspec.runs.journal import Journal, unwritable_error
 from vidspec.runs.records import clip_id
-from vidspec.runs.renderers import ONE_CLIP, Renderer, in_order, make_folder
+from vidspec.runs.renderers import ONE_CLIP, PendingFile, Renderer, in_order, make_folder
 from vidspec.runs.sidecars import SidecarNames
 
 __all__ = ["ClipFiles"]
@@ -119,8 +119,9 @@ class ClipFiles(Renderer):
             for names in self.names:
                 self._clear(job, names.path(job))
 
-    def add(self, job: Job, record: RecordDict) -> None:
+    def add(self, job: Job, record: RecordDict) -> PendingFile | None:
         self._write(job, record["job"]["settings"], self.names)
+        return None
 
     def restore(self, job: Job, settings: str) -> None:
         outdated = tuple(self.outdated(job, settings))

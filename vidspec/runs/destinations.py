@@ -96,6 +96,9 @@ def plan_destinations(
         raise UsageError(message, hint=hint)
     destinations: list[Destination] = []
     each: list[SidecarNames] = []
+    cut = None if spec.cut is None else SegmentNames(make_format("txt"), spec.cut, None, profile.name)
+    if cut is not None:
+        _check_cut(cut, spec, forms, entries)
     for form in forms:
         if writes_clip_file(spec, form):
             if spec.cut is None:
@@ -111,7 +114,10 @@ def plan_destinations(
         several, raw = found.several, spec.csv_raw
         form = make_format(form.name, several=several, raw_csv=raw, data=data, texts=texts, folder=folder)
         for entry in entries:
-            form.check_clip(entry.path, entry.shard)
+            if cut is not None and form.lists_files:
+                form.check_clip(str(cut.video(entry)), None)
+            else:
+                form.check_clip(entry.path, entry.shard)
         destinations.append(Destination((form,), path))
     if each and spec.output_dir is None and any(entry.shard for entry in entries):
         message = f"--format {each[0].form.name}: a clip of a shard has no folder of its own"
@@ -119,9 +125,7 @@ def plan_destinations(
     if each:
         check_sidecar_names(each, entries)
         destinations.append(Destination(tuple(one.form for one in each), names=tuple(each)))
-    if spec.cut is not None:
-        cut = SegmentNames(make_format("txt"), spec.cut, None, profile.name)
-        _check_cut(cut, spec, forms, entries)
+    if cut is not None:
         destinations.append(Destination((cut.form,), segments=cut))
     for option in ("overwrite", "retry_failed", "checksum"):
         if getattr(spec, option) and not any(one.path or one.names or one.segments for one in destinations):
@@ -170,7 +174,8 @@ def writes_clip_file(spec: RunSpec, form: OutputFormat) -> bool:
 
 def _leaves_stdout(spec: RunSpec, form: OutputFormat) -> bool:
     """Return True if a format is written to files although ``--output`` names none."""
-    return spec.output_dir is not None or spec.name is not None or form.clip_files == "always"
+    listed = spec.cut is not None and form.lists_files
+    return spec.output_dir is not None or spec.name is not None or form.clip_files == "always" or listed
 
 
 def _path_for_all(spec: RunSpec, form: OutputFormat, shard: Shard | None, *, several: bool) -> Path | None:
@@ -179,7 +184,7 @@ def _path_for_all(spec: RunSpec, form: OutputFormat, shard: Shard | None, *, sev
         return None
     if spec.output is None:
         label = shard.label if shard else ""
-        return Path(spec.output_dir or ".") / f"{form.run_name}{label}{form.suffix}"
+        return Path(spec.output_dir or spec.cut or ".") / f"{form.run_name}{label}{form.suffix}"
     path = shard.fill_name(spec.output) if shard else Path(spec.output)
     return path.with_suffix(form.suffix) if several else path
 

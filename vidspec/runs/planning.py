@@ -28,6 +28,7 @@ from vidspec.runs.run_settings import (
     clip_range,
     input_sources,
     job_config,
+    joined_list_note,
     misnamed_output,
     output_formats,
     profile_keys,
@@ -139,7 +140,9 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
     sources = input_sources(spec)
     forms = output_formats(spec, defaults)
     sources = replace(sources, links=any(writes_clip_file(spec, form) for form in forms))
-    for note in filter(None, (misnamed_output(spec, forms), timed_text_note(spec, forms))):
+    for note in filter(
+        None, (misnamed_output(spec, forms), timed_text_note(spec, forms), joined_list_note(spec, forms))
+    ):
         reporter.note(note)
     named = spec.profile or os.environ.get("VIDSPEC_PROFILE") or None
     resolved = resolve_profile(named, profile_keys(spec), defaults)

@@ -5,10 +5,12 @@ Knows no model and no terminal.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import replace
 from itertools import chain, filterfalse
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from vidspec.errors import LostOutputError, OutputError, UsageError, VideoError
 from vidspec.events.observer import RunObserver
@@ -18,7 +20,7 @@ from vidspec.runs.containers import shard_members
 from vidspec.runs.job import Job, JobResult
 from vidspec.runs.journal import JournalEntry
 from vidspec.runs.records import FileContent, SettingsDigest, content_of, raw_caption, record_of
-from vidspec.runs.renderers import ONE_CLIP
+from vidspec.runs.renderers import ONE_CLIP, PendingFile
 from vidspec.runs.rendering import check_template
 from vidspec.runs.run import exit_code
 from vidspec.runs.run_store import RunStore
@@ -30,6 +32,8 @@ __all__ = ["Executor", "RemainingJobs", "caption_remaining", "is_left", "plan_cl
 Executor = Callable[[Iterable[Job]], Iterator[JobResult]]
 #: Clips with parts left to caption; an iterator finds those of shards as they are drawn.
 RemainingJobs: TypeAlias = list[Job] | Iterator[Job]
+#: The most results whose record is written and whose files are not yet.
+MOST_PENDING = 16
 
 
 def remaining_parts(
@@ -219,23 +223,27 @@ def caption_remaining(
         unwritable, jobs = [*filter(_is_unwritable, jobs)], [*filterfalse(_is_unwritable, jobs)]
     outcomes = executor(jobs)
     failed = (_failed_result(one, one.error, settings.name) for one in unwritable if isinstance(one.error, OutputError))
+    recorded: deque[_Recorded] = deque()
     try:
-        for outcome in chain(failed, outcomes):
+        for outcome in _with_pending(chain(failed, outcomes), recorded, tally):
+            shown: list[JobResult] = []
             try:
                 with defer_signals():  # a written record is also counted
-                    outcome = _write_record(outcome, store, settings)
-                    tally.add(outcome.job.number, outcome.caption, last=outcome.job.is_last)
-                    tally.unkept += isinstance(outcome.error, OutputError) or not store.keeps(outcome.job)
+                    if outcome is not None:
+                        recorded.append(_write_record(outcome, store, settings))
+                    while recorded and recorded[0].is_ready:
+                        shown.append(recorded.popleft().show())
+                        _count(tally, shown[-1], store)
             except OutputError as error:
                 tally.stopped = str(error)
                 codes.add(LostOutputError.exit_code)
                 break
-            codes.add(exit_code([outcome.error]))
-            observer.result(outcome.caption, outcome.error, outcome.job.part, tally)
-            yield outcome
+            for one in shown:
+                codes.add(exit_code([one.error]))
+                observer.result(one.caption, one.error, one.job.part, tally)
+                yield one
             if max_failures is not None and tally.failed >= max_failures and tally.done < tally.total:
                 tally.stopped = f"{tally.failed} failed, as many as --max-failures allows"
-                break
     finally:
         close = getattr(outcomes, "close", None)
         if close is not None:
@@ -243,7 +251,54 @@ def caption_remaining(
         observer.ended(tally)
 
 
-def _write_record(outcome: JobResult, store: RunStore, settings: SettingsDigest) -> JobResult:
+class _Recorded(NamedTuple):
+    """A result whose record is written, and a file of it that is shown later."""
+
+    result: JobResult
+    pending: PendingFile | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.pending is None or self.pending.written.done()
+
+    def wait(self) -> None:
+        """Wait until it is ready, or for Ctrl-C."""
+        if self.pending is not None:
+            wait([self.pending.written])
+
+    def show(self) -> JobResult:
+        """Return the result once its file is shown, or a failed one if it could not be."""
+        try:
+            if self.pending is not None:
+                self.pending.show()
+        except OutputError as error:
+            if error.kind != ONE_CLIP:
+                raise
+            return _failed_result(self.result.job, error, self.result.caption.profile)
+        return self.result
+
+
+def _with_pending(
+    outcomes: Iterable[JobResult], recorded: deque[_Recorded], tally: Tally
+) -> Iterator[JobResult | None]:
+    """Yield results until the run is stopped, then None each time that the first recorded one is ready."""
+    for outcome in outcomes:
+        yield outcome
+        if tally.stopped is not None:
+            break
+        if len(recorded) > MOST_PENDING:
+            recorded[0].wait()
+    while recorded:
+        recorded[0].wait()
+        yield None
+
+
+def _count(tally: Tally, result: JobResult, store: RunStore) -> None:
+    tally.add(result.job.number, result.caption, last=result.job.is_last)
+    tally.unkept += isinstance(result.error, OutputError) or not store.keeps(result.job)
+
+
+def _write_record(outcome: JobResult, store: RunStore, settings: SettingsDigest) -> _Recorded:
     """Write a record to ``store``; return the result, or a failed one if the record could not be written.
 
     Raises:
@@ -251,15 +306,14 @@ def _write_record(outcome: JobResult, store: RunStore, settings: SettingsDigest)
     """
     job = outcome.job
     if isinstance(outcome.error, OutputError):  # found while planning
-        return outcome
+        return _Recorded(outcome)
     try:
         content = job.content or content_of(job.path, job.source)  # of a shard that cannot be read
-        store.add(job.planned_job, record_of(outcome, settings, content))
+        return _Recorded(outcome, store.add(job.planned_job, record_of(outcome, settings, content)))
     except OutputError as error:
         if error.kind != ONE_CLIP:
             raise
-        return _failed_result(job, error, outcome.caption.profile)
-    return outcome
+        return _Recorded(_failed_result(job, error, outcome.caption.profile))
 
 
 def _failed_result(job: Job, error: OutputError, profile: str | None) -> JobResult:

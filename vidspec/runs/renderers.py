@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vidspec.errors import OutputError
 from vidspec.events.record import RecordDict
@@ -15,10 +16,22 @@ from vidspec.runs.journal_index import JournalEntry
 if TYPE_CHECKING:
     from vidspec.runs.run_store import RunStore
 
-__all__ = ["ONE_CLIP", "Renderer", "in_order", "make_folder"]
+__all__ = ["ONE_CLIP", "PendingFile", "Renderer", "in_order", "make_folder"]
 
 #: Kind of an OutputError that concerns one clip; after any other kind nothing more can be written.
 ONE_CLIP = "sidecar"
+
+
+class PendingFile(NamedTuple):
+    """A file that another thread writes for a record that is kept.
+
+    Attributes:
+        written: its end.
+        show: waits for the end and shows the file; raises as :meth:`Renderer.add`.
+    """
+
+    written: Future[Any]
+    show: Callable[[], None]
 
 
 class Renderer:
@@ -60,15 +73,20 @@ class Renderer:
     def prepare(self, job: Job, record: RecordDict) -> None:
         """Prepare for a record that is about to be kept; raises as :meth:`add`."""
 
-    def add(self, job: Job, record: RecordDict) -> None:
-        """Show a record that is kept now.
+    def add(self, job: Job, record: RecordDict) -> PendingFile | None:
+        """Show a record that is kept now; return a file of it that is shown later.
 
         Raises:
             OutputError: it could not be written; of kind :data:`ONE_CLIP` if those of other clips still can.
         """
+        return None
 
     def restore(self, job: Job, settings: str) -> None:
         """Show a clip that needs no captioning, where it is missing."""
+
+    def listed(self, records: Iterable[RecordDict]) -> Iterable[RecordDict]:
+        """Return records as a list of files names them: those that this renderer writes, if it writes any."""
+        return records
 
     def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
         """Return the effect of a run on existing files, for a clip that it would caption or, if not, finds done."""

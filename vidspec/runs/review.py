@@ -16,7 +16,7 @@ from vidspec.display.pages.review import ReviewRow
 from vidspec.errors import OutputError, UsageError
 from vidspec.escaping import one_line
 from vidspec.events.record import Caption, RecordDict
-from vidspec.files import decode_text, read_whole, write_whole
+from vidspec.files import decode_text, encode_line, read_whole, write_whole
 from vidspec.runs.file_states import KnownFiles
 from vidspec.runs.inputs import is_shard
 from vidspec.runs.job import Job, JobResult
@@ -172,10 +172,12 @@ class CaptionFiles:
 
         Raises:
             ChangedOnDiskError: the file is no longer as it was seen.
-            UsageError: a run is writing files beside it, or it is no text.
+            UsageError: a run is writing files beside it, it is no text, or the new text is too long to be shown again.
             OutputError: it cannot be written.
         """
         file, text = self._names.path(job), text.strip()
+        if len(encode_line(text)) >= LONGEST_PROMPT:
+            raise UsageError(f"{file}: a caption may have at most {LONGEST_PROMPT >> 20} MiB")
         with self._saving, self._no_run(job):
             (now,) = self.read([job])
             if now.text is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from vidspec.runs.file_states import FileMark, FileState, file_state, hidden_jou
 from vidspec.runs.formats.base import OutputFormat, format_names, make_format
 from vidspec.runs.job import Job
 from vidspec.runs.journal import Journal, is_same_file, missing_file_error, unwritable_error
+from vidspec.runs.records import clip_id
 from vidspec.runs.renderers import Renderer
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class RunFile(Renderer):
         self._digest, self._size = hashlib.sha256(), 0  # of the bytes this run wrote
         self._backup: Path | None = None
         self._replaceable = True
+        self._settings: dict[str, str] = {}  # of this run's clips, for a list of files
 
     @property
     def _is_journal(self) -> bool:
@@ -112,7 +114,12 @@ class RunFile(Renderer):
         if not self._is_journal:
             self._back_up_foreign()  # before the record: a file next to a journal always belongs to it
 
+    def restore(self, job: Job, settings: str) -> None:
+        if self.form.lists_files:
+            self._settings[clip_id(job)] = settings
+
     def add(self, job: Job, record: RecordDict) -> None:
+        self.restore(job, record["job"]["settings"])
         if self._is_journal or self.form.update == "end":
             return
         with self.store.journals.losing():
@@ -156,7 +163,16 @@ class RunFile(Renderer):
 
     def _content(self) -> bytes:
         """Return the content of the file according to its journal."""
-        return self.form.content(self.store.journals.of().records())
+        records = self.store.journals.of().records()
+        return self.form.content(self.store.listed(self._one_each(records)) if self.form.lists_files else records)
+
+    def _one_each(self, records: Iterable[RecordDict]) -> Iterator[RecordDict]:
+        """Yield of each clip's records those under one of their settings: this run's, else the latest."""
+        latest = self.store.journals.of().index.latest_settings
+        for record in records:
+            clip, settings = record["job"]["clip"], record["job"]["settings"]
+            if settings == (self._settings.get(clip) or latest(clip)):
+                yield record
 
     def _mark(self) -> None:
         self.store.journals.of().mark(self.path, self._size, self._digest.hexdigest())

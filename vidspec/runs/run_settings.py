@@ -31,6 +31,7 @@ __all__ = [
     "clip_range",
     "input_sources",
     "job_config",
+    "joined_list_note",
     "logged_options",
     "misnamed_output",
     "output_formats",
@@ -187,6 +188,17 @@ def timed_text_note(spec: RunSpec, forms: Sequence[OutputFormat]) -> str | None:
         "--format txt with --segment writes a line with times for each segment, which trainers take for the caption "
         "of the whole clip; --cut DIR writes each segment as a clip of its own, --format webdataset-txt joins the "
         "captions, --output-dir keeps the files away from clips"
+    )
+
+
+def joined_list_note(spec: RunSpec, forms: Sequence[OutputFormat]) -> str | None:
+    """Return a note if a list for a trainer has a whole clip with the captions of all its segments."""
+    name = next((form.name for form in forms if form.lists_files), None)
+    if spec.segment is None or spec.cut is not None or name is None:
+        return None
+    return (
+        f"--format {name} with --segment lists each whole clip, with the captions of its segments joined; --cut DIR "
+        "writes and lists each segment as a clip of its own"
     )
 
 

@@ -19,7 +19,7 @@ from vidspec.runs.journal import lock_file
 from vidspec.runs.journal_index import JournalEntry
 from vidspec.runs.part_files import PartFiles
 from vidspec.runs.records import clip_id, lean_record
-from vidspec.runs.renderers import Renderer
+from vidspec.runs.renderers import PendingFile, Renderer
 from vidspec.runs.run_file import RunFile
 from vidspec.runs.run_journals import RunJournals, collecting
 from vidspec.runs.sidecars import JournalFinder
@@ -119,21 +119,21 @@ class RunStore:
         """Return True if records of this job are kept at all; a shard that cannot be read is tried again."""
         return job.shard is not None or self.part_files is None
 
-    def add(self, job: Job, record: RecordDict) -> None:
-        """Keep a record and show it; it is durable on return.
+    def add(self, job: Job, record: RecordDict) -> PendingFile | None:
+        """Keep a record and show it; it is durable on return. Return a file of it that is shown later.
 
         Raises:
             OutputError: it could not be written; of kind :data:`ONE_CLIP` if those of other clips still can.
         """
         if self.read_only or not self.keeps(job):
-            return
+            return None
         for one in self.renderers:
             one.prepare(job, record)
         if self.journals:
             with self.journals.losing(job):
                 self.journals.of(job).append(self._stored(record))
-        for one in self.renderers:
-            one.add(job, record)
+        pending = [one.add(job, record) for one in self.renderers]
+        return next(filter(None, pending), None)
 
     def _stored(self, record: RecordDict) -> RecordDict:
         """Return a record as the journal keeps it: without measurements where it is a file that shows none."""
@@ -143,6 +143,12 @@ class RunStore:
             if isinstance(one, RunFile) and one.path == self._file_journal:
                 return one.form.stored(record)
         return record
+
+    def listed(self, records: Iterable[RecordDict]) -> Iterable[RecordDict]:
+        """Return records as a list of files names them, see :meth:`Renderer.listed`."""
+        for one in self.renderers:
+            records = one.listed(records)
+        return records
 
     def restore(self, job: Job, settings: str) -> None:
         """Show a clip that needs no captioning, where it is missing."""

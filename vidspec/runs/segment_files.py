@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
-from itertools import count
+from functools import partial
+from itertools import count, takewhile
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from vidspec.config.run_spec import ExistingFiles
 from vidspec.errors import OutputError, VidspecError
@@ -17,18 +20,41 @@ from vidspec.events.record import RecordDict
 from vidspec.events.tally import counted
 from vidspec.runs.clip_files import ClipFiles
 from vidspec.runs.containers import ShardFiles
-from vidspec.runs.formats.base import flat_record
+from vidspec.runs.formats.base import flat_record, segment_of
 from vidspec.runs.job import Job, JobConfig
 from vidspec.runs.journal import unwritable_error
 from vidspec.runs.reader import ClipReader
-from vidspec.runs.renderers import ONE_CLIP, make_folder
+from vidspec.runs.renderers import ONE_CLIP, PendingFile, make_folder
 from vidspec.runs.sidecars import SegmentNames, SidecarNames
+
+if TYPE_CHECKING:
+    from vidspec.video.cutting import CutKind
 
 __all__ = ["SegmentFiles"]
 
 
+class _WrittenVideo(NamedTuple):
+    """A finished video: how it was written, its bytes and their hash."""
+
+    kind: CutKind
+    size: int
+    sha256: str
+
+
+class _Cut(NamedTuple):
+    """A segment whose video is being written under the hidden name ``part``."""
+
+    job: Job
+    settings: str
+    captions: Sequence[SidecarNames]
+    bounds: str
+    video: Path
+    part: Path
+    written: Future[_WrittenVideo]
+
+
 class SegmentFiles(ClipFiles):
-    """``NAME-001.mp4`` and ``NAME-001.txt``, written as soon as the segment is captioned.
+    """``NAME-001.mp4`` and ``NAME-001.txt``, written once the segment is captioned, while the next ones are.
 
     Both are complete when they appear, the video after its caption. A video of the same film and bounds is not written
     again. If the caption or the video under a segment's name is another's, the segment is skipped, unless a run
@@ -45,6 +71,9 @@ class SegmentFiles(ClipFiles):
         self._segment_names, self._config = names, config
         self._files, self._reader = ShardFiles(config.fetch), ClipReader(config.timeout, config.stall)
         self._kinds: Counter[str] = Counter()
+        self._writer = ThreadPoolExecutor(1, "vidspec-cut")
+        self._cuts: dict[Path, _Cut] = {}  # of this run's segments, until they are shown
+        self._begun: set[Path] = set()  # videos of this run's segments
 
     def leaves(self, job: Job) -> bool:
         return False  # its segments are not known yet
@@ -61,17 +90,22 @@ class SegmentFiles(ClipFiles):
             if record["caption"] is None:  # trainers stop at a video without a caption
                 self._clear(one, self._segment_names.video(one))
 
-    def add(self, job: Job, record: RecordDict) -> None:
+    def add(self, job: Job, record: RecordDict) -> PendingFile | None:
         about = record["job"]
-        if (one := _segment_of(job, record)) is not None:
-            super().add(one, record)
-            if len(self.store.parts(job, about["settings"])) == about["segments"]:  # some may be missing after a kill
-                self.restore(job, about["settings"])
+        if (one := _segment_of(job, record)) is None:
+            return None
+        self._begun.add(self._segment_names.video(one))
+        if (cut := self._begin(one, about["settings"], self.names)) is not None:
+            self._cuts[cut.video] = cut
+        if len(self.store.parts(job, about["settings"])) == about["segments"]:  # some may be missing after a kill
+            self.restore(job, about["settings"])
+        return None if cut is None else PendingFile(cut.written, partial(self._show, cut))
 
     def restore(self, job: Job, settings: str) -> None:
         segments = [*self._segments(job, settings)]
         for one in segments:
-            super().restore(one, settings)
+            if self._segment_names.video(one) not in self._begun:
+                super().restore(one, settings)
         self._remove_after(job, len(segments))
 
     def _remove_after(self, job: Job, segments: int) -> None:
@@ -99,53 +133,89 @@ class SegmentFiles(ClipFiles):
         return [{**record, "summary": None, "job": about}]
 
     def _write(self, job: Job, settings: str, several: Sequence[SidecarNames]) -> None:
+        if (cut := self._begin(job, settings, several)) is not None:
+            self._show(cut)
+
+    def _begin(self, job: Job, settings: str, captions: Sequence[SidecarNames]) -> _Cut | None:
+        """Begin to write a segment's video; None if it is there, with its captions then, or another's files are."""
         text, video = self.names[0].path(job), self._segment_names.video(job)
         records = self._records(job, settings)
         if not records or records[0]["caption"] is None:
-            return
+            return None
         bounds = _bounds(records[0])
         mark = self.store.journals.of(job).index.marks.latest(video)
         if mark is not None and mark.settings == bounds and video.exists():
-            super()._write(job, settings, several)
-            return
+            super()._write(job, settings, captions)
+            return None
         state = self.state(job, text)
         if self._is_kept(state) and (state == "foreign" or video.exists()):  # a caption of another segment
             self._unreplaced[text] = state
-            return
+            return None
         self._clear(job, video)
         if self._replaces_foreign(job, video):
             self._back_up(video)
-        if video not in self._unreplaced:
-            with self._cut(job, video, bounds) as part:
-                super()._write(job, settings, several)
-                part.replace(video)
-
-    @contextmanager
-    def _cut(self, job: Job, video: Path, bounds: str) -> Iterator[Path]:
-        """Write a segment's video under a hidden name and mark it; removed if it is there after the block."""
+        if video in self._unreplaced:
+            return None
         part = video.with_name(f".{video.name}.part")
+        return _Cut(job, settings, captions, bounds, video, part, self._writer.submit(self._write_video, job, part))
+
+    def _write_video(self, job: Job, part: Path) -> _WrittenVideo:
+        """Write a segment's video, in the thread for that; nothing is left of one that fails."""
         start, end, damaged = job.start or 0.0, job.end or 0.0, bool(self._config.video.get("allow_damaged"))
         try:
-            make_folder(video.parent)
+            make_folder(part.parent)
             with self._files.local(job.path, job.source) as file:
                 kind = self._reader.write_segment(file, start, end, str(part), allow_damaged=damaged)
             with part.open("rb") as content:
                 digest = hashlib.file_digest(content, "sha256").hexdigest()
                 os.fsync(content.fileno())
-            self._mark(job, video, part.stat().st_size, digest, bounds, kind)
-            yield part
+            return _WrittenVideo(kind, part.stat().st_size, digest)
+        except BaseException:
+            _remove(part)
+            raise
+
+    def _show(self, cut: _Cut) -> None:
+        """Wait for a segment's video, mark it, and show it after its caption."""
+        self._cuts.pop(cut.video, None)
+        try:
+            written = cut.written.result()
+            self._mark(cut.job, cut.video, written.size, written.sha256, cut.bounds, written.kind)
+            super()._write(cut.job, cut.settings, cut.captions)
+            cut.part.replace(cut.video)
         except OSError as error:
-            raise unwritable_error(video, error, ONE_CLIP) from None
+            raise unwritable_error(cut.video, error, ONE_CLIP) from None
         except VidspecError as error:
             hint = error.hint or "run the same command again once it can be; nothing is captioned twice"
-            raise OutputError(f"{video}: cannot be written: {error.message}", hint=hint, kind=ONE_CLIP) from None
+            raise OutputError(f"{cut.video}: cannot be written: {error.message}", hint=hint, kind=ONE_CLIP) from None
         finally:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
-        self._kinds[kind] += 1
+            _remove(cut.part)
+        self._kinds[written.kind] += 1
+
+    def listed(self, records: Iterable[RecordDict]) -> Iterator[RecordDict]:
+        """Yield the segments whose videos are there, as clips of their own."""
+        latest = {mark.file: mark for mark in self.store.journals.of().index.marks}
+        videos: dict[str | None, list[Path]] = {}
+        for mark in latest.values():
+            videos.setdefault(mark.settings, []).append(Path(self._segment_names.folder or ".", mark.file))
+        for record in records:
+            if (number := segment_of(record)) is None:
+                continue
+            name = self._segment_names.video(Job(path=record["path"], segment=number)).name
+            found = [one for one in videos.get(_bounds(record), ()) if one.name == name and one.exists()]
+            folder = os.path.dirname(os.path.abspath(record["path"]))
+            for video in sorted(found, key=lambda one: _shared_end(one.parent, folder))[-1:]:  # of copies of a film
+                yield {**record, "path": str(video)}
+
+    def settle(self) -> None:
+        """Stop writing, and show what is written; the next run writes the rest of an interrupted one."""
+        self._writer.shutdown(wait=False, cancel_futures=True)
+        self._reader.close()
+        self._writer.shutdown()
+        for cut in [*self._cuts.values()]:
+            with suppress(OutputError, CancelledError):
+                self._show(cut)
 
     def finish(self, *, complete: bool) -> list[str]:
-        self._reader.close()
         self._files.close()
         return [*self._written_note(), *super().finish(complete=complete)]
 
@@ -157,6 +227,11 @@ class SegmentFiles(ClipFiles):
             yield f"{counted(copied + encoded, 'segment')} written to {self._segment_names.folder}: {how}"
 
 
+def _remove(part: Path) -> None:
+    with suppress(OSError):
+        part.unlink(missing_ok=True)
+
+
 def _segment_of(job: Job, record: RecordDict) -> Job | None:
     """Return the segment that a record is about; None for a clip that could not be cut."""
     about = flat_record(record)
@@ -164,6 +239,12 @@ def _segment_of(job: Job, record: RecordDict) -> Job | None:
         return None
     start, end, segments = (about[key] for key in ("start", "end", "segments"))
     return replace(job, start=start, end=end, segment=number, segments=segments, planned=job.planned_job)
+
+
+def _shared_end(folder: Path, other: str) -> int:
+    """Return how many folders at the end of two paths have the same names."""
+    pairs = zip(reversed(folder.parts), reversed(Path(other).parts), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _bounds(record: RecordDict) -> str:

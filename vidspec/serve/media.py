@@ -88,12 +88,12 @@ class MediaReader:
         """Return the request with its clip.
 
         Raises:
-            ApiError: the media are missing, refused, too large, or damaged.
+            ApiError: the media are missing, refused, too large, or damaged, or cannot be stored.
         """
         media, files, left = chat.media, list[_Medium](), self._config.max_bytes
         if len(media.urls) > self._config.max_frames:
             raise ApiError(f"{media.field}: has more than {self._config.max_frames} frames", media.field)
-        with _temporary_file() as (spool, _):
+        with _storing(media.field), _temporary_file() as (spool, _):
             for url in media.urls:
                 files.append(await self._fetch(url, spool, media, left))
                 left -= files[-1].size
@@ -202,7 +202,7 @@ class MediaReader:
         except ValueError:
             raise refused from None
         allowed = root is not None and parts.netloc in ("", "localhost") and real.startswith(root.rstrip("/") + "/")
-        if not allowed or not os.path.isfile(real):
+        if not (allowed and os.path.isfile(real) and os.access(real, os.R_OK)):
             raise refused
         if (size := os.path.getsize(real)) > left:
             raise self._too_large(place)
@@ -297,6 +297,21 @@ def _named(spool: BinaryIO, medium: _Medium, place: str) -> Iterator[str]:
             yield path
         except VidspecError as error:
             raise ApiError(error.message.replace(path, place), place, code=error.kind) from error
+
+
+@contextmanager
+def _storing(place: str) -> Iterator[None]:
+    """Make errors of this machine's files, as of a full disk, errors of the request.
+
+    Raises:
+        ApiError: with status 503.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        message = f"{place}: the server cannot store or read this file now: {reason}"
+        raise ApiError(message, place, status=503, code="storage") from None
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from starlette.routing import Mount, Route
 
 from vidspec.display.pages.review import render_review
 from vidspec.errors import UsageError, VidspecError
+from vidspec.escaping import HALF_CHARACTER
 from vidspec.runs.review import STATES, CaptionFiles, ChangedOnDiskError, ReviewedClip, review_rows
 from vidspec.serve.config import ApiError, ServeConfig
 from vidspec.serve.guard import guarded
@@ -108,7 +109,8 @@ class _Review:
         return JSONResponse({"text": self._files.render(job, caption)})
 
     def _job(self, request: Request) -> Job:
-        number: int = request.path_params["number"]
+        name: str = request.path_params["number"]  # not as a number, which Python refuses to read if it is very long
+        number = int(name) if name.isascii() and name.isdecimal() and len(name) < 10 else 0
         if not 1 <= number <= len(self._files.jobs):
             raise ApiError("there is no such clip", status=404, code="clip")
         return self._files.jobs[number - 1]
@@ -151,7 +153,7 @@ async def _fields(request: Request, *names: str) -> list[str]:
     except (ValueError, RecursionError):
         given = None
     found = [given.get(name) if isinstance(given, dict) else None for name in names]
-    texts = [one for one in found if isinstance(one, str)]
+    texts = [one for one in found if isinstance(one, str) and not HALF_CHARACTER.search(one)]
     if len(texts) < len(names):
         raise ApiError(f"the request must be a JSON object with the texts {', '.join(names)}")
     return texts
@@ -172,9 +174,9 @@ def build_review(
     review = _Review(files, recaptioner, title)
     routes = [
         Route("/", review.page),
-        Route("/clips/{number:int}", review.video),
-        Route("/clips/{number:int}/save", review.save, methods=["POST"]),
-        Route("/clips/{number:int}/again", review.again, methods=["POST"]),
+        Route("/clips/{number}", review.video),
+        Route("/clips/{number}/save", review.save, methods=["POST"]),
+        Route("/clips/{number}/again", review.again, methods=["POST"]),
     ]
     handlers = {kind: review.answer_error for kind in (HTTPException, VidspecError, Exception)}
     guard = guarded(config, _answer)

@@ -90,6 +90,8 @@ class OutputFormat(ABC):
         measured: True if its records need measurements.
         is_prose: True if it is text for people, shown on a terminal while it is written.
         is_text: False for binary files.
+        lists_files: True if it names clips' files to a trainer, with one caption each: of clips that were captioned in
+            several ways the last one's, under ``--cut`` the files of segments.
         replaceable: kind of an existing file that ``vidspec merge`` may replace.
         header: first line of a file of records.
         requires: package that it needs.
@@ -106,6 +108,7 @@ class OutputFormat(ABC):
     measured: ClassVar[bool] = False
     is_prose: ClassVar[bool] = False
     is_text: ClassVar[bool] = True
+    lists_files: ClassVar[bool] = False
     replaceable: ClassVar[FileKind] = FileKind("file without content", rb"(?!)")
     header: str | None = None
     requires: ClassVar[RequiredPackage | None] = None
@@ -195,6 +198,7 @@ class ListFormat(RunFormat):
     """
 
     suffix = ".jsonl"
+    lists_files = True
 
     def __init__(self, folder: str = ".") -> None:
         self.folder = folder

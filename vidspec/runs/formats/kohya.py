@@ -17,6 +17,7 @@ class KohyaFormat(RunFormat):
     """The trainer takes a caption's lines for alternatives, so only several answers about a clip are several lines."""
 
     suffix = ".json"
+    lists_files = True
 
     def content(self, records: Iterable[RecordDict]) -> bytes:
         metadata: dict[str, dict[str, str]] = {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vidspec.events.observer import RunObserver
 from vidspec.runs.feed import Feed, feed_support, reader_count
-from vidspec.runs.job import Job, JobConfig, JobResult
+from vidspec.runs.job import Job, JobConfig
 from vidspec.runs.reader import ClipReader
 from vidspec.runs.run import caption_jobs
 
@@ -29,7 +29,7 @@ def caption_locally(
     config: JobConfig,
     observer: RunObserver | None = None,
     readers: Sequence[ClipReader] | None = None,
-) -> Iterator[JobResult]:
+) -> Iterator[Job]:
     """Caption ``jobs``, several at once, with frames from reader processes that can be killed.
 
     ``readers`` may be started already; they are closed at the end.

@@ -160,10 +160,9 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
     inputs.drop_missing(found, sources.paths)
     for line in found.unreadable:
         reporter.error(line)
-    found.entries = [
-        entry if (entry.start, entry.end) != (None, None) else replace(entry, start=begin, end=end)
-        for entry in found.entries
-    ]
+    for entry in found.entries:
+        if (entry.start, entry.end) == (None, None):
+            entry.start, entry.end = begin, end
     entries: Sequence[Job] = found.entries
     if not (entries or (shard and total)):
         raise UsageError("there is no video to caption", hint=found.left_out or "the list is empty")

@@ -6,16 +6,14 @@ Knows no model and no terminal.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, filterfalse
 from typing import TypeAlias
 
 from vidspec.errors import LostOutputError, OutputError, UsageError, VideoError
-from vidspec.events.observer import RunObserver
-from vidspec.events.record import failed_caption
+from vidspec.events.observer import ClipPart, RunObserver
 from vidspec.events.tally import Tally
 from vidspec.runs.containers import shard_members
-from vidspec.runs.job import Job, JobResult
+from vidspec.runs.job import Job
 from vidspec.runs.journal import JournalEntry
 from vidspec.runs.records import FileContent, SettingsDigest, content_of, raw_caption, record_of
 from vidspec.runs.renderers import ONE_CLIP
@@ -26,8 +24,8 @@ from vidspec.signals import defer_signals
 
 __all__ = ["Executor", "RemainingJobs", "caption_remaining", "is_left", "plan_clips", "plan_shards", "remaining_parts"]
 
-#: Turns jobs into results, in any order, each as soon as it is known; closing the iterator stops the work.
-Executor = Callable[[Iterable[Job]], Iterator[JobResult]]
+#: Captions jobs: yields them, or their parts, with their results, in any order; closing the iterator stops the work.
+Executor = Callable[[Iterable[Job]], Iterator[Job]]
 #: Clips with parts left to caption; an iterator finds those of shards as they are drawn.
 RemainingJobs: TypeAlias = list[Job] | Iterator[Job]
 
@@ -84,14 +82,14 @@ def plan_clips(
     """
     left = []
     for number, job in enumerate(jobs, start=at):
+        job.number = number
         try:
-            planned = _plan_job(job, number, store, settings, tally, checksum=checksum, retry=retry)
+            is_left = _plan_job(job, store, settings, tally, checksum=checksum, retry=retry)
         except OutputError as error:
             if error.kind != ONE_CLIP:
                 raise
-            planned = replace(job, number=number, error=error)
-        if planned is not None:
-            left.append(planned)
+            job.error, is_left = error, True
+        left += [job] * is_left
     return left
 
 
@@ -151,7 +149,8 @@ def plan_shards(
             except (VideoError, UsageError, OutputError) as error:
                 if error.kind == OutputError.kind or (isinstance(error, UsageError) and number == 1):
                     raise
-                jobs, left, counts = [shard], [replace(shard, number=number, error=error)], Tally()
+                shard.number, shard.error = number, error
+                jobs, left, counts = [shard], [shard], Tally()
             tally.total += len(jobs)
             tally.earlier += counts.earlier
             tally.earlier_failed += counts.earlier_failed
@@ -164,29 +163,28 @@ def plan_shards(
 
 
 def _plan_job(
-    job: Job, number: int, store: RunStore, settings: SettingsDigest, tally: Tally, *, checksum: bool, retry: bool
-) -> Job | None:
-    """Return a clip that is left, with what is known of it; None for one that needs no captioning."""
-    content = content_of(job.path, job.source, checksum=checksum)
+    job: Job, store: RunStore, settings: SettingsDigest, tally: Tally, *, checksum: bool, retry: bool
+) -> bool:
+    """Return True if a clip is left, and add what is known of it; False if it needs no captioning."""
+    job.content = content_of(job.path, job.source, checksum=checksum)
     name = settings.of(job)
     parts = store.parts(job, name)
     segmented = settings.config.segment is not None or settings.config.questions_of(job) is not None
-    done = remaining_parts(parts, content, segmented=segmented, retry=retry, summary=settings.config.summary)
+    done = remaining_parts(parts, job.content, segmented=segmented, retry=retry, summary=settings.config.summary)
     if done is None:
         store.restore(job, name)
         any_failed = any(entry.failed for entry in parts.values())
         tally.earlier_failed += any_failed
         tally.earlier += not any_failed
-        return None
+        return False
     store.check(job)
     if store.leaves(job):
         tally.kept += 1
-        return None
-    captions = {one: raw_caption(parts[one].record()) for one in done}
-    existing = store.existing_text(job)
-    if not existing and job.existing is not None:  # the text beside it in its shard
-        existing = job.existing
-    return replace(job, number=number, content=content, existing=existing, done=captions)
+        return False
+    job.done = {one: raw_caption(parts[one].record()) for one in done}
+    if (existing := store.existing_text(job)) or job.existing is None:  # else the text beside it in its shard
+        job.existing = existing
+    return True
 
 
 def caption_remaining(
@@ -199,8 +197,8 @@ def caption_remaining(
     codes: set[int],
     *,
     max_failures: int | None = None,
-) -> Generator[JobResult, None, None]:
-    """Caption clips; yield each result after its record was written.
+) -> Generator[Job, None, None]:
+    """Caption clips; yield each with its result, after its record was written, and drop that.
 
     Args:
         jobs: the clips left.
@@ -217,50 +215,46 @@ def caption_remaining(
     unwritable: list[Job] = []
     if isinstance(jobs, list):
         unwritable, jobs = [*filter(_is_unwritable, jobs)], [*filterfalse(_is_unwritable, jobs)]
-    outcomes = executor(jobs)
-    failed = (_failed_result(one, one.error, settings.name) for one in unwritable if isinstance(one.error, OutputError))
+    captioned = executor(jobs)
+    failed = (one.fail(one.error, settings.name) for one in unwritable if one.error is not None)
     try:
-        for outcome in chain(failed, outcomes):
+        for job in chain(failed, captioned):
             try:
                 with defer_signals():  # a written record is also counted
-                    outcome = _write_record(outcome, store, settings)
-                    tally.add(outcome.job.number, outcome.caption, last=outcome.job.is_last)
-                    tally.unkept += isinstance(outcome.error, OutputError) or not store.keeps(outcome.job)
+                    _write_record(job, store, settings)
+                    tally.add(job.number, job.caption, last=job.is_last)
+                    tally.unkept += isinstance(job.error, OutputError) or not store.keeps(job)
             except OutputError as error:
                 tally.stopped = str(error)
                 codes.add(LostOutputError.exit_code)
                 break
-            codes.add(exit_code([outcome.error]))
-            observer.result(outcome.caption, outcome.error, outcome.job.part, tally)
-            yield outcome
+            codes.add(exit_code([job.error]))
+            place = ClipPart(job.start, job.end, job.segment, job.segments)
+            observer.result(job.caption, job.error, place, tally)
+            yield job
+            job.release()
             if max_failures is not None and tally.failed >= max_failures and tally.done < tally.total:
                 tally.stopped = f"{tally.failed} failed, as many as --max-failures allows"
                 break
     finally:
-        close = getattr(outcomes, "close", None)
+        close = getattr(captioned, "close", None)
         if close is not None:
             close()
         observer.ended(tally)
 
 
-def _write_record(outcome: JobResult, store: RunStore, settings: SettingsDigest) -> JobResult:
-    """Write a record to ``store``; return the result, or a failed one if the record could not be written.
+def _write_record(job: Job, store: RunStore, settings: SettingsDigest) -> None:
+    """Write a record to ``store``; the job has failed if that cannot be written.
 
     Raises:
         OutputError: nothing can be written any more.
     """
-    job = outcome.job
-    if isinstance(outcome.error, OutputError):  # found while planning
-        return outcome
+    if isinstance(job.error, OutputError):  # found while planning
+        return
     try:
         content = job.content or content_of(job.path, job.source)  # of a shard that cannot be read
-        store.add(job.planned_job, record_of(outcome, settings, content))
+        store.add(job.planned_job, record_of(job, settings, content))
     except OutputError as error:
         if error.kind != ONE_CLIP:
             raise
-        return _failed_result(job, error, outcome.caption.profile)
-    return outcome
-
-
-def _failed_result(job: Job, error: OutputError, profile: str | None) -> JobResult:
-    return JobResult(failed_caption(job.path, error, profile=profile), error, job.without_frames())
+        job.fail(error, job.caption.profile)

@@ -17,12 +17,11 @@ from vidspec.runs.containers import ShardFiles
 from vidspec.runs.job import Job, JobConfig, MemberSource
 
 if TYPE_CHECKING:
-    from vidspec.decoding.clip_inputs import ClipInputs
     from vidspec.runs.reader import ClipReader
     from vidspec.video.base import Clip
     from vidspec.video.reading import CheckFrameCount
 
-__all__ = ["MAX_BYTES", "Feed", "Prepare", "Refuse", "cores", "feed_support", "reader_count"]
+__all__ = ["MAX_BYTES", "Feed", "Prepare", "Refuse", "cores", "reader_count"]
 
 #: Preprocesses a clip for the captioner in advance; returns the bytes of memory that the result takes.
 Prepare: TypeAlias = "Callable[[Clip], int]"
@@ -32,12 +31,6 @@ Refuse: TypeAlias = "Callable[[str, str | None, int, int, int], None]"
 MAX_BYTES = 1 << 30
 #: Maximum of reader processes; more rarely speed up a disk, and each may take the memory of a hard clip.
 MAX_READERS = 8
-
-
-def feed_support(inputs: ClipInputs, config: JobConfig) -> tuple[Prepare | None, Refuse, float | None, int | None]:
-    """Return a captioner's hooks and limits for a :class:`Feed`: ``prepare``, ``refuse``, seconds of sound, GPU."""
-    prepare = None if config.baseline else inputs.vision.prepare  # compared times must include it
-    return prepare, inputs.refuse, inputs.max_sound_s, inputs.gpu
 
 
 def cores() -> int:

@@ -6,17 +6,14 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from itertools import count
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 from vidspec.errors import GenerationError, ModelError, VidspecError
-from vidspec.runs.feed import Feed, feed_support, reader_count
 from vidspec.runs.job import Job, JobConfig
-from vidspec.runs.reader import ClipReader
-from vidspec.runs.run import caption_jobs
+from vidspec.runs.local import caption_locally
 
 if TYPE_CHECKING:
     from vidspec.captioner import Captioner
@@ -198,10 +195,9 @@ def serve_jobs(channel: JobChannel, factory: CaptionerFactory, config: JobConfig
 
     try:
         captioner = factory.make(group)
-        readers = [ClipReader(config.timeout, config.stall) for _ in range(reader_count(config))]
-        with closing(Feed(jobs(), config, readers, *feed_support(captioner.client.inputs, config))) as feed:
-            for job in caption_jobs(captioner, feed, config, on_begin=lambda job: channel.send(JobBegun(job))):
-                channel.send(_portable(job))
+        begun = lambda job: channel.send(JobBegun(job))  # noqa: E731
+        for job in caption_locally(captioner, jobs(), config, on_begin=begun, vision_worker=False):
+            channel.send(_portable(job))
     except Exception as error:
         channel.send(error)
 

@@ -66,6 +66,12 @@ def test_a_job_is_one_from_the_plan_to_its_record(captioner, settings, questions
     assert all((one.clip, one.cache, one.reread, one.result, one.error) == (None,) * 5 for one in todo)
 
 
+def test_a_planned_job_is_small():
+    """A plan keeps a million: a field that is not declared would give each a dictionary."""
+    with pytest.raises(AttributeError):
+        Job("a.mp4").notes = "x"
+
+
 def test_another_process_gets_a_job_without_frames():
     job = Job("a.mp4", id=7, clip=object(), reread=lambda: None, cache=object(), done={0: "A."}, error=VideoError("no"))
     part = pickle.loads(pickle.dumps(job.part(1, 2)))

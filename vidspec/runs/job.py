@@ -271,6 +271,11 @@ class JobConfig:
     events: bool = False
     models_named: bool = False
 
+    def for_clips(self, total: int) -> JobConfig:
+        """Return the settings of a run over so many clips. A lone one that is verified is measured: no more work."""
+        measured = self.baseline or (self.verify and total == 1)
+        return replace(self, total=total, baseline=measured, batch=1 if measured else self.batch)
+
     def questions_of(self, job: Job) -> JobQuestions | None:
         """Return the questions about a clip; None if it has one prompt."""
         planned = job.planned_job

@@ -159,7 +159,7 @@ def test_in_company(pair_of, name, temperature):
     with closing(Feed([Job(clip, number=at) for at, clip in enumerate(clips)], how, [CaptionersReader(fast)])) as feed:
         found = list(caption_jobs(fast, feed, how))
     for clip in clips:
-        answers = [one.caption for one in found if one.job.path == clip]
+        answers = [one.caption for one in found if one.path == clip]
         assert [one.token_ids for one in answers] == told_anew(
             captioner(pair_of("llava_onevision"), name, **heated), answers, clip
         )

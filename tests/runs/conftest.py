@@ -7,7 +7,7 @@ from tests.fake_captioner import FakeCaptioner, record
 from vidspec.errors import VideoError
 from vidspec.events.record import failed_caption
 from vidspec.runs import stores
-from vidspec.runs.job import Job, JobConfig, JobResult
+from vidspec.runs.job import Job, JobConfig
 from vidspec.runs.records import FileContent, SettingsDigest, record_of
 
 SAME = FileContent(1, 2)
@@ -28,8 +28,8 @@ def recorded(settings):
         if error:
             error = VideoError(f"{path}: {error}", kind="truncated")
             caption = failed_caption(path, error, profile="vanilla-sd")
-        job = replace(whole, planned=whole, **part)
-        return record_of(JobResult(caption, error, job), settings, content)
+        job = replace(whole, planned=whole, result=caption, error=error or None, **part)
+        return record_of(job, settings, content)
 
     return make
 

@@ -1,5 +1,6 @@
 import json
 import os
+import pickle
 from contextlib import closing
 from dataclasses import replace
 
@@ -11,11 +12,14 @@ from vidspec.errors import DeviceError, OutputError, UsageError, VideoError
 from vidspec.events.compare import decode_rate, first_difference, speed_against
 from vidspec.events.observer import RunObserver
 from vidspec.events.record import OPTIONAL_KEYS, RECORD_KEYS
+from vidspec.events.tally import Tally
 from vidspec.files import check_output
 from vidspec.runs.feed import Feed
-from vidspec.runs.job import Job, JobConfig
+from vidspec.runs.job import Job, JobConfig, JobQuestions
+from vidspec.runs.remaining import caption_remaining
 from vidspec.runs.run import caption_jobs as run_feed
 from vidspec.runs.run import exit_code
+from vidspec.runs.run_store import RunStore
 from vidspec.runs.schema import record_schema
 from vidspec.runs.trace_file import merge_traces
 from vidspec.runs.writers import FileLines
@@ -46,6 +50,33 @@ def test_each_outcome_comes_before_the_next_clip_starts(captioner):
     outcomes = run(captioner, ["good.mp4", "good.mp4"])
     next(outcomes)
     assert len(captioner.calls) == 1
+
+
+@pytest.mark.parametrize("questions", [None, JobQuestions(("What?", "Where?"), in_turns=True)])
+def test_a_job_is_one_from_the_plan_to_its_record(captioner, settings, questions):
+    """Parts are of it; when the record is kept it has neither frames nor a result, as a plan keeps all jobs."""
+    todo, how = [Job("good.mp4", number=1), Job("bug.mp4", number=2)], JobConfig(batch=1, questions=questions)
+
+    def executor(jobs):
+        with closing(Feed(jobs, how, [FakeReader()])) as feed:
+            yield from run_feed(captioner, feed, how)
+
+    found = caption_remaining(todo, executor, RunStore(), settings, Tally(total=2), RunObserver(), set())
+    assert {id(one.planned_job): one.caption.path for one in found} == {id(one): one.path for one in todo}
+    assert all((one.clip, one.cache, one.reread, one.result, one.error) == (None,) * 5 for one in todo)
+
+
+def test_a_planned_job_is_small():
+    """A plan keeps a million: a field that is not declared would give each a dictionary."""
+    with pytest.raises(AttributeError):
+        Job("a.mp4").notes = "x"
+
+
+def test_another_process_gets_a_job_without_frames():
+    job = Job("a.mp4", id=7, clip=object(), reread=lambda: None, cache=object(), done={0: "A."}, error=VideoError("no"))
+    part = pickle.loads(pickle.dumps(job.part(1, 2)))
+    assert (part.path, part.id, part.done, part.segment, str(part.error)) == ("a.mp4", 7, {0: "A."}, 1, "no")
+    assert all((one.clip, one.reread, one.cache) == (None,) * 3 for one in (part, part.planned_job))
 
 
 def test_interrupt_ends_the_run(captioner):

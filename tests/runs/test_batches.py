@@ -55,10 +55,10 @@ def captioned(captioner, names, how, observer=None, readers=None):
 def test_what_becomes_of_a_clip_is_as_if_it_were_alone(captioner, batch):
     names = [f"{number}/{kind}.mp4" for number, kind in enumerate(KINDS * 3)]
     found = captioned(captioner, names, JobConfig(batch=batch, verify=True, total=len(names)))
-    assert sorted(one.job.path for one in found) == sorted(names)
+    assert sorted(one.path for one in found) == sorted(names)
     assert captioner.client.most == 1 if batch == 1 else 1 < captioner.client.most <= 4
     for one in found:
-        (alone,) = captioned(FakeCaptioner(captioner.client.profile), [one.job.path], JobConfig(verify=True))
+        (alone,) = captioned(FakeCaptioner(captioner.client.profile), [one.path], JobConfig(verify=True))
         assert alone.caption.to_dict() == one.caption.to_dict() and type(alone.error) is type(one.error)
 
 
@@ -112,7 +112,7 @@ def test_outcomes_of_segments_come_in_their_order(captioner, monkeypatch, batch)
     how = JobConfig(segment=1.0, batch=batch)
     found = captioned(captioner, ["a/good.mp4", "b/good.mp4"], how, Watching(), [Thirds()])
     for path in ("a/good.mp4", "b/good.mp4"):
-        works = [one.job for one in found if one.job.path == path]
+        works = [one for one in found if one.path == path]
         assert [work.segment for work in works] == [0, 1, 2] and [work.is_last for work in works] == [
             False,
             False,
@@ -126,7 +126,7 @@ def test_a_hanging_file_stalls_nobody(captioner):
     with closing(Feed(jobs_of(*names), JobConfig(), [Files(), Files()])) as feed:
         found = caption_jobs(captioner, feed, JobConfig())
         began = time.monotonic()
-        paths = {next(found).job.path for _ in range(20)}
+        paths = {next(found).path for _ in range(20)}
         assert paths == set(names[1:]) and time.monotonic() - began < 5
         found.close()
 

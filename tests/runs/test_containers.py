@@ -344,7 +344,7 @@ def test_clips_are_read_under_their_own_name():
     config = JobConfig(video={"frames": 2}, prompt="Describe.")
     jobs = (replace(job, number=number) for number, job in enumerate(shard_members(Job("s.tar")), 1))
     captioner = FakeCaptioner(SimpleNamespace(name="x"))
-    found = {one.job.path: one for one in caption_locally(captioner, jobs, config)}
+    found = {one.path: one for one in caption_locally(captioner, jobs, config)}
     assert found["s.tar/good.mp4"].error is None
     assert [asked["clip"].facts.path for asked in captioner.asked] == ["s.tar/good.mp4"], "not a temporary file's"
     assert str(found["s.tar/junk.mp4"].error) == "s.tar/junk.mp4: is not a video"

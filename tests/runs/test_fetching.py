@@ -370,7 +370,7 @@ def test_replicas_fetch_what_the_run_may(server, monkeypatch):
             replace(job, number=number) for number, job in enumerate(shard_members(Job("v.parquet"), limits=limits), 1)
         ]
         found = list(replica_outcomes(FACTORY, jobs, replace(CONFIG, fetch=limits), GROUPS))
-        errors = {outcome.job.path: outcome.caption.error for outcome in found}
+        errors = {outcome.path: outcome.caption.error for outcome in found}
         assert errors[f"{url}/clip.mp4"] is None and "/clip.mp4" in one.seen
         assert errors[f"{elsewhere}/clip.mp4"]["kind"] == "refused" and not other.seen
 

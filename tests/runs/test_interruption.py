@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from tests.fake_captioner import record
 from vidspec.errors import OutputError
 from vidspec.events.observer import RunObserver
 from vidspec.events.tally import Tally
-from vidspec.runs.job import Job, JobResult
+from vidspec.runs.job import Job
 from vidspec.runs.remaining import caption_remaining
 from vidspec.runs.renderers import ONE_CLIP
 from vidspec.runs.run_store import RunStore
@@ -35,7 +36,7 @@ def test_what_is_kept_is_counted(settings, name):
     job = Job(name)
     output, tally = Interrupting(), Tally(total=2)
     with pytest.raises(KeyboardInterrupt):
-        executor = lambda jobs: iter([JobResult(record(name), None, job)])  # noqa: E731
+        executor = lambda jobs: iter([replace(job, result=record(name))])  # noqa: E731
         list(caption_remaining([job], executor, output, settings, tally, RunObserver(), set()))
     assert tally.done - tally.unkept == len(output.kept) == (name == "a.mp4")
 

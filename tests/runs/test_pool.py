@@ -20,9 +20,9 @@ from vidspec.config import profiles
 from vidspec.embedded.samples import shipped
 from vidspec.errors import DeviceError, ModelError, UsageError
 from vidspec.runs.devices import device_groups
-from vidspec.runs.job import Job, JobConfig, JobResult
+from vidspec.runs.job import Job, JobConfig
 from vidspec.runs.local import caption_locally
-from vidspec.runs.pool import CaptionerFactory, DeviceGroup, TaskQueue, WorkerExit, run_on_workers, serve_jobs
+from vidspec.runs.pool import CaptionerFactory, DeviceGroup, JobBegun, TaskQueue, WorkerExit, run_on_workers, serve_jobs
 from vidspec.runs.records import SettingsDigest, content_of, record_of
 from vidspec.runs.replicas import _Replicas, replica_outcomes
 
@@ -52,7 +52,7 @@ def tasks(tmp_path):
 
 def records(found):
     settings = SettingsDigest(PROFILE.model_dump(), CONFIG)
-    made = [record_of(outcome, settings, content_of(outcome.job.path)) for outcome in found]
+    made = [record_of(outcome, settings, content_of(outcome.path)) for outcome in found]
     for record in made:
         record["timings"].pop("decode_video", None)
     return sorted(json.dumps(record, sort_keys=True) for record in made)
@@ -66,8 +66,8 @@ def alone(tasks):
 
 def check(found, tasks):
     dead = [outcome for outcome in found if outcome.caption.error and outcome.caption.error["kind"] == "crashed"]
-    assert [Path(outcome.job.path).stem for outcome in dead] == ["dies"]
-    assert all(outcome.job.clip is None for outcome in found)
+    assert [Path(outcome.path).stem for outcome in dead] == ["dies"]
+    assert all(outcome.clip is None for outcome in found)
     assert records(one for one in found if one not in dead) == records(alone(tasks))
 
 
@@ -126,8 +126,10 @@ class FakeWorkers:
         return number
 
     def send(self, worker, job):
-        end = WorkerExit("SIGKILL") if job.path in self.deadly else JobResult(captioned(job.path), None, job)
-        self.messages += [(worker, job), (worker, end)] + [(worker, "more")] * (not isinstance(end, WorkerExit))
+        end = WorkerExit("SIGKILL") if job.path in self.deadly else replace(job, result=captioned(job.path))
+        self.messages += [(worker, JobBegun(job)), (worker, end)] + [(worker, "more")] * (
+            not isinstance(end, WorkerExit)
+        )
 
     def receive(self):
         found, self.messages = self.messages, []
@@ -140,7 +142,7 @@ class FakeWorkers:
 def test_a_worker_that_dies_is_replaced_on_its_devices():
     workers, groups = FakeWorkers(deadly={"1.mp4"}), [DeviceGroup("0"), DeviceGroup("1")]
     jobs = [Job(f"{number}.mp4", number=number) for number in range(4)]
-    found = {one.job.path: one for one in run_on_workers(workers, FACTORY, jobs, groups)}
+    found = {one.path: one for one in run_on_workers(workers, FACTORY, jobs, groups)}
     assert {path: one.caption.error and one.caption.error["kind"] for path, one in found.items()} == {
         "0.mp4": None,
         "1.mp4": "crashed",
@@ -191,7 +193,7 @@ def test_nothing_is_prepared_ahead_where_times_are_compared(monkeypatch, baselin
     jobs = iter([Job(str(shipped()[0])), None])
     channel = SimpleNamespace(receive=lambda: next(jobs), send=messages.append)
     serve_jobs(channel, FACTORY, config, DeviceGroup())
-    assert [one.error for one in messages if isinstance(one, JobResult)] == [None] and len(prepared) == (not baseline)
+    assert [one.error for one in messages if isinstance(one, Job)] == [None] and len(prepared) == (not baseline)
 
 
 class Players:
@@ -223,14 +225,15 @@ class Players:
         elif busy:
             piece = busy[0][0]
             hand.remove(busy[0])
-            self.outcomes.append(JobResult(captioned(piece.path), None, piece))
+            piece.result = captioned(piece.path)
+            self.outcomes.append(piece)
             self.queue.mark_done(who, self.outcomes[-1])
 
     def pieces(self, task):
         if self.segments == 1:
             return [task]
         left = [number for number in range(self.segments) if number not in task.done]
-        parts = [replace(task, segment=one, segments=self.segments, planned=task) for one in left]
+        parts = [task.part(one, self.segments) for one in left]
         assert parts, "a task with nothing left to do was dealt"
         return parts
 
@@ -245,12 +248,12 @@ def test_only_what_a_captioner_dies_of_fails(count, segments):
     for seed in range(50):
         deadly = set(random.Random(seed).sample(sorted(everything, key=str), 4))
         played = Players(seed, count, [Job(f"{n}.mp4", number=n) for n in range(20)], deadly, segments)
-        ended = [(one.job.number, one.job.segment) for one in played.outcomes]
+        ended = [(one.number, one.segment) for one in played.outcomes]
         assert sorted(ended, key=str) == sorted(everything, key=str), "each once"
         failed = {key for key, one in zip(ended, played.outcomes, strict=True) if one.error}
         assert failed == deadly and played.deaths <= 3 * len(deadly)
         assert all(one.caption.error["kind"] == "crashed" for one in played.outcomes if one.error)
-        lasts = [one.job.number for one in played.outcomes if one.job.is_last]
+        lasts = [one.number for one in played.outcomes if one.is_last]
         assert sorted(lasts) == list(range(20)), "every clip ends once"
 
 

@@ -54,7 +54,7 @@ def outcomes(captioner, tasks, how):
 
 
 def kinds(found):
-    return [(one.job.segment, one.job.is_last, one.caption.error and one.caption.error["kind"]) for one in found]
+    return [(one.segment, one.is_last, one.caption.error and one.caption.error["kind"]) for one in found]
 
 
 def test_the_others_begin_when_the_first_has_read():
@@ -70,7 +70,7 @@ def test_several_clips(batch):
     tasks = [Job(path, number=number) for number, path in enumerate(("a.mp4", "b.mp4"), start=1)]
     found = list(outcomes(captioner, tasks, JobConfig(questions=ASKED, batch=batch)))
     for path in ("a.mp4", "b.mp4"):
-        of_one = [one for one in found if one.job.path == path]
+        of_one = [one for one in found if one.path == path]
         assert kinds(of_one) == [(0, False, None), (1, False, None), (2, True, None)]
     assert sorted(captioner.begun) == sorted(2 * PROMPTS) and captioner.client.most == batch
 
@@ -101,7 +101,7 @@ def test_what_was_answered_before_is_not_asked_again():
 def test_a_captioner_that_dies_goes_on_with_the_others():
     queue = TaskQueue([Job("a.mp4")], "vanilla-sd")
     first = next(outcomes(Asked(), [queue.take("first")], JobConfig(questions=ASKED)))
-    queue.mark_begun("first", first.job)
+    queue.mark_begun("first", first)
     queue.mark_done("first", first)
     assert queue.fail_worker("first", "signal 9") == []
     assert queue.take("second").done == {0: TEXT}

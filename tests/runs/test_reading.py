@@ -454,13 +454,13 @@ def test_what_the_models_have_seen_makes_room():
 @pytest.mark.parametrize("more", [{"verify": True}, {"baseline": True}, {"questions": JobQuestions(("What?",), True)}])
 def test_frames_that_are_needed_later_stay(more):
     (work,) = works(jobs_of("a"), JobConfig(**more), SlowReader())
-    assert work.reread is None and work.without_pixels().clip is work.clip
+    assert work.reread is None and work.request(1, None).without_pixels().clip is work.clip
 
 
 @pytest.mark.full
 def test_frames_are_read_again_from_the_file():
     (work,) = works(jobs_of(CLIP), JobConfig(video=VIDEO), SlowReader())
-    bare = work.without_pixels()
+    bare = work.request(1, None).without_pixels()
     assert len(bare.clip) == len(work.clip) and not bare.clip.frames.size
     assert np.array_equal(bare.reread().frames, read(CLIP, **VIDEO).frames)
 
@@ -590,7 +590,7 @@ def test_segments_that_are_done_are_not_read():
     job = Job("a", done={0: "first", 2: None})
     (part,) = works([job], JobConfig(segment=2.0), SlowReader())
     assert (part.segment, part.segments, part.start, part.end, part.is_last) == (1, 3, 2.0, 4.0, True)
-    assert part.planned_job is job
+    assert part.planned_job is job and job.segment is None
 
 
 def test_of_a_clip_with_context_a_third_segment_is_read_when_one_is_finished():
@@ -635,7 +635,7 @@ def test_context_quotes_the_segment_before(monkeypatch, batch):
         assert prompts[path, 0.0] is None, "context crossed from clip to clip"
         assert all(prompts[path, start].startswith("Describe.\n\n") for start in (2.0, 4.0))
         assert TEXT in prompts[path, 2.0]
-        mine = [outcome.job for outcome in done if outcome.job.path == path]
+        mine = [outcome for outcome in done if outcome.path == path]
         assert [work.segment for work in mine] == [0, 1, 2] and [work.is_last for work in mine] == [False, False, True]
     assert captioner.client.most == min(batch, 3)
 
@@ -657,7 +657,7 @@ def test_a_caption_that_takes_too_long_fails_and_its_neighbours_do_not(monkeypat
             captioner, jobs_of("a/good.mp4", "slow/good.mp4", "b/good.mp4"), JobConfig(timeout=0.3, batch=2)
         )
     )
-    assert {one.job.path: one.caption.error and one.caption.error["kind"] for one in found} == {
+    assert {one.path: one.caption.error and one.caption.error["kind"] for one in found} == {
         "a/good.mp4": None,
         "slow/good.mp4": "timeout",
         "b/good.mp4": None,

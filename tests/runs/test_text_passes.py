@@ -18,7 +18,7 @@ from vidspec.runs.records import FileContent, SettingsDigest, lean_record, raw_c
 from vidspec.runs.remaining import remaining_parts
 from vidspec.runs.run import caption_jobs
 from vidspec.runs.schema import record_schema
-from vidspec.runs.text_pass import TextPass
+from vidspec.runs.text_pass import begin_rewrite, end_text_pass
 
 SAME = FileContent(1, 2)
 SHORTEN = JobConfig(rewrite="use three words", batch=2)
@@ -41,7 +41,7 @@ def test_a_rewritten_caption_keeps_the_original(captioner):
     for one in found:
         assert (one.caption.caption, one.caption.ended, one.error) == (SHORT, "length", None)
         assert one.caption.original == {"text": TEXT, "ended": "eos"} and one.caption.text_about_video == TEXT
-        assert one.caption.timings["end_to_end"] == 1.5 + one.caption.timings["rewrite"] and one.job.clip is None
+        assert one.caption.timings["end_to_end"] == 1.5 + one.caption.timings["rewrite"] and one.clip is None
     assert [
         (prompt.count("use three words"), prompt.count("A red circle")) for prompt in second_prompts(captioner)
     ] == [
@@ -64,7 +64,7 @@ def test_the_record_of_a_rewritten_caption(captioner):
     for key in ("original", "ended"):
         jsonschema.validate(record[key], properties[key])
     others = (JobConfig(template=config.template), JobConfig(rewrite="use four words", template=config.template))
-    assert len({SettingsDigest({"name": "vanilla-sd"}, how).of(one.job) for how in (config, *others)}) == 3
+    assert len({SettingsDigest({"name": "vanilla-sd"}, how).of(one) for how in (config, *others)}) == 3
 
 
 def test_a_prompt_that_places_the_caption_is_used_as_it_is(captioner):
@@ -94,7 +94,7 @@ def test_a_clip_that_fails_is_not_rewritten(captioner):
 def test_turns_follow_the_answers_before_they_were_rewritten(captioner):
     talk = JobQuestions(("What is there?", "What moves?"), in_turns=True)
     found = outcomes(captioner, JobConfig(questions=talk, rewrite="shorter"), Job("a.mp4"))
-    assert [(one.job.segment, one.caption.caption) for one in found] == [(0, SHORT), (1, SHORT)]
+    assert [(one.segment, one.caption.caption) for one in found] == [(0, SHORT), (1, SHORT)]
     (second,) = [one for one in captioner.asked if one.get("earlier")]
     assert second["earlier"] == (DialogueTurn("What is there?", TEXT),)
 
@@ -102,13 +102,13 @@ def test_turns_follow_the_answers_before_they_were_rewritten(captioner):
 def test_clips_keep_their_order_one_by_one(captioner):
     jobs = [Job(f"{number}.mp4", number=number) for number in range(1, 6)]
     found = outcomes(captioner, JobConfig(rewrite="shorter", batch=1), *jobs)
-    assert [one.job.number for one in found] == [1, 2, 3, 4, 5]
+    assert [one.number for one in found] == [1, 2, 3, 4, 5]
 
 
 def test_a_summary_comes_with_the_last_segment(captioner):
     found = outcomes(captioner, FILM, Job("a.mp4"), Job("b.mp4", number=2))
     for path in ("a.mp4", "b.mp4"):
-        mine = [one for one in found if one.job.path == path]
+        mine = [one for one in found if one.path == path]
         assert [one.caption.summary for one in mine] == [None, SHORT]
         assert [one.caption.caption for one in mine] == [TEXT, TEXT] and mine[1].caption.original is None
     prompt = second_prompts(captioner)[0]
@@ -168,8 +168,9 @@ def test_texts_with_a_summary(captioner):
 
 def test_a_bug_in_a_second_pass_is_no_users_error(captioner):
     (one,) = outcomes(captioner, JobConfig(), Job("a.mp4"))
-    failed = TextPass("rewrite", one, one.job).complete(None, TypeError("broken"))
-    assert isinstance(failed.error, TypeError) and failed.caption.error["kind"] == "internal"
+    assert begin_rewrite(one, "shorter") and one.request(1, None).text_only
+    end_text_pass(one, None, TypeError("broken"))
+    assert isinstance(one.error, TypeError) and one.caption.error["kind"] == "internal"
 
 
 @pytest.mark.full

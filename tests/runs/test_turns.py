@@ -29,7 +29,7 @@ def test_each_turn_knows_those_before(captioner, batch):
     tasks = [Job(path, number=number) for number, path in enumerate(("a.mp4", "b.mp4"), start=1)]
     found = outcomes(captioner, tasks, JobConfig(questions=TALK, batch=batch))
     for path in ("a.mp4", "b.mp4"):
-        of_one = [one.job for one in found if one.job.path == path]
+        of_one = [one for one in found if one.path == path]
         assert [(work.segment, work.segments, work.is_last) for work in of_one] == [
             (0, 3, False),
             (1, 3, False),
@@ -42,7 +42,7 @@ def test_each_turn_knows_those_before(captioner, batch):
 
 def test_a_turn_that_fails_ends_the_talk(captioner):
     found = outcomes(captioner, [Job("missing.mp4"), Job("a.mp4", number=2)], JobConfig(questions=TALK, batch=1))
-    kinds = [(one.job.path, one.job.segment, one.caption.error and one.caption.error["kind"]) for one in found]
+    kinds = [(one.path, one.segment, one.caption.error and one.caption.error["kind"]) for one in found]
     assert sorted(kinds, key=lambda one: one[0], reverse=True) == [  # of one clip as they came
         *(("missing.mp4", turn, "turn" if turn else "missing") for turn in range(3)),
         *(("a.mp4", turn, None) for turn in range(3)),
@@ -51,7 +51,7 @@ def test_a_turn_that_fails_ends_the_talk(captioner):
 
 def test_what_was_answered_before_is_not_asked_again(captioner):
     (*_, last) = found = outcomes(captioner, [Job("a.mp4", done={0: "A.", 1: "B."})], JobConfig(questions=TALK))
-    assert len(found) == 1 and last.job.segment == 2
+    assert len(found) == 1 and last.segment == 2
     (asked,) = captioner.asked
     assert asked["earlier"] == (DialogueTurn(TURNS[0], "A."), DialogueTurn(TURNS[1], "B."))
     failed = outcomes(captioner, [Job("a.mp4", done={0: "A.", 1: None})], JobConfig(questions=TALK))
@@ -60,7 +60,7 @@ def test_what_was_answered_before_is_not_asked_again(captioner):
 
 def test_turns_behind_one_that_is_asked_again_are_asked_again(captioner):
     found = outcomes(captioner, [Job("a.mp4", done={1: "B."})], JobConfig(questions=TALK))
-    assert [(one.job.segment, one.job.is_last) for one in found] == [(0, False), (1, False), (2, True)]
+    assert [(one.segment, one.is_last) for one in found] == [(0, False), (1, False), (2, True)]
 
 
 def test_verify_asks_plain_decoding_the_same(captioner, monkeypatch):
@@ -78,7 +78,7 @@ def test_a_captioner_that_dies_goes_on_with_the_turn(captioner):
     queue = TaskQueue([Job("a.mp4")], "vanilla-sd")
     task = queue.take("first")
     first = outcomes(captioner, [task], how)[0]
-    queue.mark_begun("first", first.job)
+    queue.mark_begun("first", first)
     queue.mark_done("first", first)
     assert queue.fail_worker("first", "signal 9") == []
     assert queue.take("second").done == {0: TEXT}

@@ -86,7 +86,7 @@ def _open_session(
     profile = resolved.profile
     if resolved.note is not None and not options.quiet:
         print_note(f"note: {resolved.note}")
-    config = replace(job_config(spec, profile, 1), batch=1)
+    config = replace(job_config(spec, profile), batch=1)
     require_devices(profile)
     for line in () if options.quiet else start.demo_notes(profile, (), f"ask {shlex.quote(clip)}"):
         print_note(line)

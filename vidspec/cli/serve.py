@@ -120,7 +120,7 @@ def _serve(spec: RunSpec, options: TerminalOptions, config: ServeConfig, listene
     profile = resolved.profile
     if resolved.note is not None and not options.quiet:
         print_note(f"note: {resolved.note}")
-    job = job_config(spec, profile, 2)
+    job = job_config(spec, profile)
     require_devices(profile)
     for line in () if options.quiet else start.demo_notes(profile, (), "serve"):
         print_note(line)

@@ -1,6 +1,6 @@
 """Runs over many clips: find, read, caption and record them, and resume after a crash. No torch, no terminal.
 
-job                         Job: one clip or part, from its name to its result; JobConfig: settings of all jobs
+job                         Job: one clip or part, from its name to its record; JobConfig: settings of all jobs
 inputs, manifests           command-line inputs -> unique Jobs
 containers, stores          clips in tar and Parquet shards -> Jobs, and one at a time as a file; files behind URLs
 shards                      selection of this machine's clips
@@ -14,7 +14,7 @@ renderers                   base of run_file, clip_files (sidecars: their names)
 formats                     text of records; cues, rendering, schema: what several of them need
 feed, reader, read_worker   frames read ahead in processes that can be killed -> Jobs with frames
 segments                    cutting a clip by length or by scenes
-run                         Jobs through a captioner, several at a time, parts of a clip in order -> JobResult
+run                         Jobs through a captioner, several at a time, parts of a clip in order -> Jobs with results
 local, replicas, ray_engine executors; pool: job distribution for the last two
 merge, dry_run, log_file, trace_file, ties
 """

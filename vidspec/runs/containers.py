@@ -13,7 +13,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -90,7 +89,7 @@ def shard_members(
     except VideoError as error:
         if not members:
             raise
-        return [*members, replace(shard, shard=shard.path, error=error)]
+        return [*members, shard.member(shard.path, None, error)]
     if not members:
         raise VideoError(
             f"{shard.path}: holds no clip", kind="no_frames", hint="name a tar of .mp4, .webm, .jpg and such"
@@ -126,22 +125,23 @@ def _list_parquet(
             try:
                 row_values = {key: _bounded(value.as_py(), key in named, texts) for key, value in values.items()}
                 columns = {key: value for key in named if (value := row_values[key]) is not None and value == value}
-                known = replace(shard, columns=columns)
                 identity = None if ids is None else row_values[ids]
                 row_id = None if identity is None else str(identity)
                 if paths is None:
-                    source = MemberSource(name, row, size, None, column)
-                    members.append(replace(known, path=f"{name}/{row:05d}", id=row_id, source=source, shard=name))
+                    member = shard.member(f"{name}/{row:05d}", MemberSource(name, row, size, None, column))
                 elif (path := row_values[paths]) is not None and (path, row_id) not in seen:
                     seen.add((path, row_id))
                     path = limits.access.locate(name, path)
-                    fetched = MemberSource(path) if is_url(path) else None
-                    members.append(replace(known, path=path, id=row_id, source=fetched, shard=name))
+                    member = shard.member(path, MemberSource(path) if is_url(path) else None)
+                else:
+                    continue
+                member.id, member.columns = row_id, columns
+                members.append(member)
             except (ValueError, ArithmeticError, VideoError) as error:  # unreadable or refused
                 path = f"{name}/{row:05d}"
                 if not isinstance(error, VideoError):
                     error = VideoError(f"{path}: cannot be read: {error}", kind="damaged")
-                members.append(replace(shard, path=path, source=MemberSource(name), shard=name, error=error))
+                members.append(shard.member(path, MemberSource(name), error))
 
 
 def _bounded(value: object, is_field: bool, texts: dict[str, str]) -> Any:

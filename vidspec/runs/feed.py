@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from vidspec.events.wake import WakeEvent
 from vidspec.runs.containers import ShardFiles
-from vidspec.runs.job import Job, JobConfig
+from vidspec.runs.job import Job, JobConfig, MemberSource
 
 if TYPE_CHECKING:
-    from vidspec.decoding.clip_inputs import ClipInputs
     from vidspec.runs.reader import ClipReader
     from vidspec.video.base import Clip
     from vidspec.video.reading import CheckFrameCount
 
-__all__ = ["MAX_BYTES", "Feed", "Prepare", "Refuse", "cores", "feed_support", "reader_count"]
+__all__ = ["MAX_BYTES", "Feed", "Prepare", "Refuse", "cores", "reader_count"]
 
 #: Preprocesses a clip for the captioner in advance; returns the bytes of memory that the result takes.
 Prepare: TypeAlias = "Callable[[Clip], int]"
@@ -32,12 +31,6 @@ Refuse: TypeAlias = "Callable[[str, str | None, int, int, int], None]"
 MAX_BYTES = 1 << 30
 #: Maximum of reader processes; more rarely speed up a disk, and each may take the memory of a hard clip.
 MAX_READERS = 8
-
-
-def feed_support(inputs: ClipInputs, config: JobConfig) -> tuple[Prepare | None, Refuse, float | None, int | None]:
-    """Return a captioner's hooks and limits for a :class:`Feed`: ``prepare``, ``refuse``, seconds of sound, GPU."""
-    prepare = None if config.baseline else inputs.vision.prepare  # compared times must include it
-    return prepare, inputs.refuse, inputs.max_sound_s, inputs.gpu
 
 
 def cores() -> int:
@@ -181,12 +174,12 @@ class Feed:
                 if job.error is not None:
                     ready = job
                 elif self.config.segment is None or job.segment is not None:
-                    ready, size = self._read(job, reader)
+                    ready, size = job, self._read(job, reader)
                 else:
                     try:
                         segments = self._cut(job, reader, self.config.segment)
                     except Exception as error:
-                        ready = replace(job, error=error)
+                        job.error, ready = error, job
                 with self._changed:
                     self._busy -= 1
                     self._bytes[job.number, job.segment] = size
@@ -246,47 +239,62 @@ class Feed:
         """Return the segments of a clip that are left."""
         with self._files.local(job.path, job.source) as file:
             spans = reader.segments(file, segment, job.start, job.end)
-        known = tuple(spans) if self.config.summary else ()
-        return [
-            replace(job, start=start, end=end, segment=number, segments=len(spans), spans=known, planned=job)
-            for number, (start, end) in enumerate(spans)
-            if number not in job.done
-        ]
+        parts = [job.part(number, len(spans)) for number in range(len(spans)) if number not in job.done]
+        for part in parts:
+            part.start, part.end = spans[part.segment or 0]
+            part.spans = tuple(spans) if self.config.summary else ()
+        return parts
 
-    def _read(self, job: Job, reader: ClipReader) -> tuple[Job, int]:
-        """Return a job with its frames or the error of reading them, and its size in bytes."""
+    def _read(self, job: Job, reader: ClipReader) -> int:
+        """Read the frames of a job, or set the error of reading them; return its size in bytes."""
         began = time.monotonic()
-        job = self.config.with_fields(replace(job, planned=job.planned_job, timeout=self.config.timeout))
-        check = partial(self._refuse, job.path, job.prompt) if self._refuse is not None else None
+        job.asked = self.config.asked_of(job)
+        check = partial(self._refuse, job.path, job.asked) if self._refuse is not None else None
+        place = job.path, job.source, job.start, job.end
         try:
-            clip = _read_clip(self._files, reader, job, self._video, check)
+            job.clip = _read_clip(self._files, reader, self._video, check, *place)
         except Exception as error:
-            return replace(job, error=error, spent=time.monotonic() - began), 0
-        read = replace(job, clip=clip, spent=time.monotonic() - began)
+            job.error = error
+        job.spent = time.monotonic() - began
+        if job.error is not None:
+            return 0
         if not (self.config.baseline or self.config.verify or self.config.questions_of(job)):  # these reuse frames
-            reread = partial(_read_again, job, self._video, self.config)
-            read = replace(read, reread=reread)
-        if clip is None:
-            return read, 0
-        size = clip.nbytes
+            job.reread = partial(_read_again, self.config, self._video, *place)
+        if job.clip is None:
+            return 0
+        size = job.clip.nbytes
         if self._prepare is not None:
             with suppress(Exception):
-                size += self._prepare(clip)
-        return read, size
+                size += self._prepare(job.clip)
+        return size
 
 
-def _read_again(job: Job, video: Mapping[str, object], config: JobConfig) -> Clip:
+def _read_again(
+    config: JobConfig,
+    video: Mapping[str, object],
+    path: str,
+    source: MemberSource | None,
+    start: float | None,
+    end: float | None,
+) -> Clip:
     from vidspec.runs.reader import ClipReader
 
     files, reader = ShardFiles(config.fetch), ClipReader(config.timeout, config.stall)
     with closing(files), closing(reader):
-        return _read_clip(files, reader, job, video)
+        return _read_clip(files, reader, video, None, path, source, start, end)
 
 
 def _read_clip(
-    files: ShardFiles, reader: ClipReader, job: Job, video: Mapping[str, object], check: CheckFrameCount | None = None
+    files: ShardFiles,
+    reader: ClipReader,
+    video: Mapping[str, object],
+    check: CheckFrameCount | None,
+    path: str,
+    source: MemberSource | None,
+    start: float | None,
+    end: float | None,
 ) -> Clip:
-    """Return the frames of a job; a clip of a shard has its own name, not that of the file it was copied to."""
-    with files.local(job.path, job.source) as file:
-        clip = reader.read(file, job.start, job.end, video, check)
-    return clip if job.source is None or clip is None else replace(clip, facts=replace(clip.facts, path=job.path))
+    """Return the frames of a clip; one of a shard has its own name, not that of the file it was copied to."""
+    with files.local(path, source) as file:
+        clip = reader.read(file, start, end, video, check)
+    return clip if source is None or clip is None else replace(clip, facts=replace(clip.facts, path=path))

@@ -1,28 +1,36 @@
-"""Data classes of a run: :class:`Job`, one clip or part, and the settings and results of jobs. Reads no clip."""
+"""Data classes of a run: :class:`Job`, one clip or part from its name to its result, and settings. Reads no clip."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from vidspec.bounds import STALL
+from vidspec.errors import VidspecError
 from vidspec.escaping import mark_value
-from vidspec.events.observer import ClipPart
-from vidspec.events.record import Caption
-from vidspec.models.request import CaptionRequest
+from vidspec.events.record import Caption, failed_caption
+from vidspec.models.request import CaptionRequest, DialogueTurn, Question
 from vidspec.runs.allowance import FetchLimits
 from vidspec.runs.rendering import column_text, fill_fields, has_field, names_in_braces, template_fields
 
 if TYPE_CHECKING:
+    from vidspec.models.prefix_cache import PrefixCache
     from vidspec.runs.records import FileContent
-    from vidspec.runs.text_pass import TextPass
+    from vidspec.video.base import Clip
 
-__all__ = ["CONTEXT", "Job", "JobConfig", "JobQuestions", "JobResult", "MemberSource"]
+__all__ = ["CONTEXT", "Job", "JobConfig", "JobQuestions", "MemberSource", "TextPass"]
+
+#: A second pass without the video: over a caption, or over those of all segments.
+TextPass: TypeAlias = Literal["rewrite", "summary"]
 
 #: Prompt of a segment that quotes the previous segment's caption.
 CONTEXT = "{prompt}\n\nThis is a later part of a longer video. The part before it was described like this: {previous}"
+
+
+#: Fields of a job that stay in their process.
+_LOCAL = ("clip", "reread", "cache")
 
 
 class JobQuestions(NamedTuple):
@@ -55,16 +63,18 @@ class MemberSource(NamedTuple):
     column: str | None = None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Job(CaptionRequest):
-    """A clip to caption, or one part of it: a segment, or one of several questions.
+@dataclass(slots=True, eq=False)
+class Job:
+    """A clip of a run, or one part of it: a segment, or one of several questions. The one mutable state of a clip.
 
-    ``collect_inputs`` makes it from a path, the plan numbers it, the feed adds frames and cuts it into segments, the
-    run adds the questions. Fields of ``CaptionRequest`` are those of the part; ``path`` is as the user named it,
-    ``prompt`` is None for the run's, and ``spent`` starts with the seconds of reading.
+    ``collect_inputs`` makes it from a path and the plan numbers it. The feed adds frames, the run the prompt, and at
+    the end the result. A part is made once, from the job of its clip. Pickled, it has neither frames nor caches.
 
     Attributes:
+        path: as the user named it.
         root: folder that ``--output-dir`` mirrors; a clip outside it keeps only its name.
+        start, end: of the part, in seconds from the start of the stream.
+        prompt: prompt in place of the run's.
         questions: questions in place of the run's prompt or questions.
         id: id in the manifest; jobs of the same part with different ids are separate inputs.
         columns: other columns of the manifest, copied to the record; prompts and templates may name them.
@@ -74,15 +84,30 @@ class Job(CaptionRequest):
         shard: tar or Parquet file that contains it; None if there is none.
         number: place in the run, from 1.
         done: captions of finished parts by number, None for failed ones.
+        crashes: how often a process ended while it had the clip.
         run_alone: True if it runs alone on its worker, part by part, after a part of it ended a process.
+        planned: the clip that it is a part of; None for a clip.
         segment, segments: index of the part, from 0, and number of parts; None for the whole clip.
         spans: start and end of all segments; empty for a run without a summary.
-        text_pass: the second pass that the job is, without a video; None for a caption.
-        error: reason for missing frames.
-        planned: the whole clip as planned, without frames; None for the job itself.
+        clip: its frames, none for a second pass; None before they are read and once the models have them.
+        reread: reads the frames again; None if they stay until the end.
+        spent: seconds of reading.
+        asked: prompt for the model, fields filled; None for the profile's.
+        question: index among several questions about the clip.
+        earlier: earlier turns of the dialogue.
+        cache: prefix cache shared with the other questions.
+        key: number by which observers know it.
+        text_pass: second pass over its caption, without the video, in progress.
+        result: its caption, or the record of its failure; None before that.
+        error: why it has no caption, or why its frames could not be read.
     """
 
+    path: str
+    _: KW_ONLY
     root: str = "."
+    start: float | None = None
+    end: float | None = None
+    prompt: str | None = None
     questions: JobQuestions | None = None
     id: str | int | None = None
     columns: Mapping[str, object] = field(default_factory=dict)
@@ -92,13 +117,82 @@ class Job(CaptionRequest):
     shard: str | None = None
     number: int = 1
     done: Mapping[int, str | None] = field(default_factory=dict)
+    crashes: int = 0
     run_alone: bool = False
+    planned: Job | None = None
     segment: int | None = None
     segments: int | None = None
     spans: tuple[tuple[float, float], ...] = ()
+    clip: Clip | None = None
+    reread: Callable[[], Clip] | None = None
+    spent: float = 0.0
+    asked: str | None = None
+    question: Question | None = None
+    earlier: tuple[DialogueTurn, ...] = ()
+    cache: PrefixCache | None = None
+    key: int = 0
     text_pass: TextPass | None = None
+    result: Caption | None = None
     error: Exception | None = None
-    planned: Job | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        return {one: getattr(self, one) for one in self.__slots__ if one not in _LOCAL}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        for name, value in (dict.fromkeys(_LOCAL) | state).items():
+            setattr(self, name, value)
+
+    def member(self, path: str, source: MemberSource | None, error: Exception | None = None) -> Job:
+        """Return the job of a clip in this shard."""
+        return replace(self, path=path, source=source, shard=self.path, error=error)
+
+    def part(self, segment: int, segments: int) -> Job:
+        """Return the job of a part of this clip, which shares its frames and cache."""
+        return replace(self, planned=self, segment=segment, segments=segments)
+
+    def request(self, key: int, timeout: float | None) -> CaptionRequest:
+        """Return what a captioner is asked: the prompt about the frames, or that of the second pass without them."""
+        if self.text_pass is not None:
+            return CaptionRequest(self.path, self.clip, self.asked, key=key, timeout=timeout)
+        return CaptionRequest(
+            self.path,
+            self.clip,
+            self.asked,
+            start=self.start,
+            end=self.end,
+            key=key,
+            timeout=timeout,
+            spent=self.spent,
+            earlier=self.earlier,
+            question=self.question,
+            cache=self.cache,
+            reread=self.reread,
+        )
+
+    def fail(self, error: Exception, profile: str | None) -> Job:
+        """Set the record of a failure, and return the job."""
+        self.result, self.error = failed_caption(self.path, VidspecError.of(error), profile=profile), error
+        return self
+
+    def release_frames(self) -> None:
+        """Drop frames and caches, which the models need no more."""
+        self.clip = self.cache = self.reread = None
+
+    def release(self) -> None:
+        """Drop the result as well, after its record was kept: the plan keeps the job for its place."""
+        self.release_frames()
+        self.result = self.error = None
+
+    @property
+    def caption(self) -> Caption:
+        """The result.
+
+        Raises:
+            ValueError: there is none yet.
+        """
+        if self.result is None:
+            raise ValueError(f"{self.path}: has no result yet")
+        return self.result
 
     @property
     def planned_job(self) -> Job:
@@ -110,11 +204,6 @@ class Job(CaptionRequest):
         """Values of the fields that prompts and templates may name in braces."""
         fields = {name: column_text(value) for name, value in self.columns.items()}
         return fields if self.existing is None else {**fields, "existing": self.existing}
-
-    @property
-    def part(self) -> ClipPart:
-        """Place of the job in its clip."""
-        return ClipPart(self.start, self.end, self.segment, self.segments)
 
     @property
     def relative(self) -> str:
@@ -135,10 +224,6 @@ class Job(CaptionRequest):
         if self.segment is None or self.segments is None:
             return True
         return all(number in self.done for number in range(self.segment + 1, self.segments))
-
-    def without_frames(self) -> Job:
-        """Return a copy without frames and caches, for records and other processes."""
-        return replace(self, clip=None, cache=None, error=None, reread=None)
 
 
 @dataclass(frozen=True)
@@ -186,6 +271,11 @@ class JobConfig:
     events: bool = False
     models_named: bool = False
 
+    def for_clips(self, total: int) -> JobConfig:
+        """Return the settings of a run over so many clips. A lone one that is verified is measured: no more work."""
+        measured = self.baseline or (self.verify and total == 1)
+        return replace(self, total=total, baseline=measured, batch=1 if measured else self.batch)
+
     def questions_of(self, job: Job) -> JobQuestions | None:
         """Return the questions about a clip; None if it has one prompt."""
         planned = job.planned_job
@@ -201,14 +291,15 @@ class JobConfig:
         text = questions.texts[job.segment or 0] if questions else job.planned_job.prompt or self.prompt
         return fill_fields(text, job.fields)
 
-    def with_fields(self, job: Job) -> Job:
-        """Return a job to caption, with the fields of its prompt filled; the planned job keeps their names.
+    def asked_of(self, job: Job) -> str | None:
+        """Return the prompt of a clip for the model; None for the profile's.
 
-        The values are marked, so that control tokens of the model are plain text in them.
+        The values of its fields are marked, so that control tokens of the model are plain text in them.
         """
-        prompt, fields = job.prompt or self.prompt, job.fields
-        marked = {name: mark_value(value) for name, value in fields.items()}
-        return replace(job, prompt=fill_fields(prompt, marked)) if has_field(prompt, fields) else job
+        prompt, fields = job.planned_job.prompt or self.prompt, job.fields
+        if not has_field(prompt, fields):
+            return job.planned_job.prompt
+        return fill_fields(prompt, {name: mark_value(value) for name, value in fields.items()})
 
     @property
     def named_fields(self) -> set[str]:
@@ -216,11 +307,3 @@ class JobConfig:
         texts = (self.prompt, *(self.questions.texts if self.questions else ()))
         own = names_in_braces(self.rewrite or "") - {"caption"}
         return template_fields(self.template).union(own, *map(names_in_braces, texts))
-
-
-class JobResult(NamedTuple):
-    """Result of a job: its caption, the error (a VidspecError, a bug, or None), and the job without frames."""
-
-    caption: Caption
-    error: Exception | None
-    job: Job

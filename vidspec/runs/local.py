@@ -1,14 +1,14 @@
-"""Executor that captions in this process, with clips read ahead in other processes."""
+"""Captions jobs in this process, with clips read ahead in others: the executor of a run, and of each worker."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 from vidspec.events.observer import RunObserver
-from vidspec.runs.feed import Feed, feed_support, reader_count
-from vidspec.runs.job import Job, JobConfig, JobResult
+from vidspec.runs.feed import Feed, reader_count
+from vidspec.runs.job import Job, JobConfig
 from vidspec.runs.reader import ClipReader
 from vidspec.runs.run import caption_jobs
 
@@ -29,18 +29,26 @@ def caption_locally(
     config: JobConfig,
     observer: RunObserver | None = None,
     readers: Sequence[ClipReader] | None = None,
-) -> Iterator[JobResult]:
+    on_begin: Callable[[Job], None] = lambda job: None,
+    *,
+    vision_worker: bool = True,
+) -> Iterator[Job]:
     """Caption ``jobs``, several at once, with frames from reader processes that can be killed.
 
-    ``readers`` may be started already; they are closed at the end.
+    Args:
+        captioner: captions them.
+        jobs: the clips.
+        config: settings of the run.
+        observer: receives events and results.
+        readers: may be started already; they are closed at the end.
+        on_begin: called with each job that the captioner takes.
+        vision_worker: run vision ahead of need in a process of its own.
     """
-    few = isinstance(jobs, Sized) and len(jobs) < 2
-    inputs = captioner.client.inputs
-    prepare, refuse, max_audio_s, gpu = feed_support(inputs, config)
-    if few and config.segment is None:
-        prepare = None  # no other clip to overlap it with
-    elif prepare is not None:
+    clips, inputs = len(jobs) if isinstance(jobs, Sized) else None, captioner.client.inputs
+    lone = clips is not None and clips < 2 and config.segment is None  # no other clip to overlap it with
+    prepare = None if lone or config.baseline else inputs.vision.prepare  # compared times must include it
+    if prepare is not None and vision_worker:
         inputs.vision.start_worker()
-    readers = readers or readers_for(config, len(jobs) if isinstance(jobs, Sized) else None)
-    with closing(Feed(jobs, config, readers, prepare, refuse, max_audio_s, gpu)) as feed:
-        yield from caption_jobs(captioner, feed, config, observer)
+    readers = readers or readers_for(config, clips)
+    with closing(Feed(jobs, config, readers, prepare, inputs.refuse, inputs.max_sound_s, inputs.gpu)) as feed:
+        yield from caption_jobs(captioner, feed, config, observer, on_begin)

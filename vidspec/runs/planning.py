@@ -153,8 +153,7 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
         reporter.note(resolved.note)
     if spec.engine == "local":
         require_devices(profile)
-    config = job_config(spec, profile, 0)  # checks options before folders are searched
-    fetch_limits = config.fetch
+    how = replace(job_config(spec, profile), models_named=resolved.models_named)
     shard = shard_of(spec, sources)
     found = inputs.collect_inputs(sources)
     total = len(found.entries)
@@ -163,10 +162,9 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
     inputs.drop_missing(found, sources.paths)
     for line in found.unreadable:
         reporter.error(line)
-    found.entries = [
-        entry if (entry.start, entry.end) != (None, None) else replace(entry, start=begin, end=end)
-        for entry in found.entries
-    ]
+    for entry in found.entries:
+        if (entry.start, entry.end) == (None, None):
+            entry.start, entry.end = begin, end
     entries: Sequence[Job] = found.entries
     if not (entries or (shard and total)):
         raise UsageError("there is no video to caption", hint=found.left_out or "the list is empty")
@@ -175,14 +173,13 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
         reporter.info(f"shard {shard.number} of {shard.count}: {len(entries)} of {counted(total, 'clip')}{source}")
     if any(inputs.is_shard(entry.path) for entry in entries):
         _check_shards(spec)
-        access = fetch_limits.access.with_typed(*(entry.path for entry in entries))
-        fetch_limits = fetch_limits._replace(access=access)
+        access = how.fetch.access.with_typed(*(entry.path for entry in entries))
+        how = replace(how, fetch=how.fetch._replace(access=access))
         if not writes_parts(spec, forms, entries):
-            opened = _open_shards(entries, found, spec.column, replace(config, fetch=fetch_limits), reporter)
-            found.entries = entries = list(opened)
+            found.entries = entries = list(_open_shards(entries, found, spec.column, how, reporter))
     check_fields(spec, entries)
     _check_files(spec, profile, [entry.path for entry in entries])
-    how = replace(job_config(spec, profile, len(entries)), models_named=resolved.models_named, fetch=fetch_limits)
+    how = how.for_clips(len(entries))
     _check_questions(how, forms, entries)
     destinations = plan_destinations(spec, forms, found, entries, profile, shard, prints=prints)
     check_files_distinct(spec, destinations, entries, defaults.path)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from itertools import count
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 from vidspec.errors import GenerationError, ModelError, VidspecError
-from vidspec.events.record import failed_caption
-from vidspec.runs.feed import Feed, feed_support, reader_count
-from vidspec.runs.job import Job, JobConfig, JobResult
-from vidspec.runs.reader import ClipReader
-from vidspec.runs.run import caption_jobs
+from vidspec.runs.job import Job, JobConfig
+from vidspec.runs.local import caption_locally
 
 if TYPE_CHECKING:
     from vidspec.captioner import Captioner
@@ -26,6 +22,7 @@ __all__ = [
     "ATTEMPTS",
     "CaptionerFactory",
     "DeviceGroup",
+    "JobBegun",
     "JobChannel",
     "TaskQueue",
     "WorkerExit",
@@ -82,14 +79,20 @@ class CaptionerFactory:
         return captioner
 
 
+class JobBegun(NamedTuple):
+    """Message: a worker captions a job, or a part of it."""
+
+    job: Job
+
+
 class WorkerExit(NamedTuple):
     """Message: a worker's process has ended, with the exit status."""
 
     why: str
 
 
-#: From a worker: ready for a job, started a job (or part), a result, a fatal error, or the end of its process.
-WorkerMessage: TypeAlias = "Literal['more'] | Job | JobResult | Exception | WorkerExit"
+#: From a worker: ready for a job, started one, one with its result, a fatal error, or the end of its process.
+WorkerMessage: TypeAlias = "Literal['more'] | JobBegun | Job | Exception | WorkerExit"
 
 
 class JobChannel(Protocol):
@@ -126,8 +129,8 @@ class WorkerPool(Protocol):
 
 def run_on_workers(
     workers: WorkerPool, factory: CaptionerFactory, jobs: Iterable[Job], groups: Sequence[DeviceGroup]
-) -> Iterator[JobResult]:
-    """Caption ``jobs`` with one worker per group; yield results as clips finish, in any order.
+) -> Iterator[Job]:
+    """Caption ``jobs`` with one worker per group; yield each with its result, in any order.
 
     Each worker requests a job when it has room. A dead worker is replaced; :class:`TaskQueue` decides about its clips.
 
@@ -161,11 +164,11 @@ def run_on_workers(
                         running[workers.start(group)] = group
                     continue
                 ready.add(worker)
-                if isinstance(message, JobResult):
+                if isinstance(message, Job):
                     queue.mark_done(worker, message)
                     yield message
-                elif isinstance(message, Job):
-                    queue.mark_begun(worker, message)
+                elif isinstance(message, JobBegun):
+                    queue.mark_begun(worker, message.job)
                 else:
                     idle[worker] = None
     finally:
@@ -192,23 +195,20 @@ def serve_jobs(channel: JobChannel, factory: CaptionerFactory, config: JobConfig
 
     try:
         captioner = factory.make(group)
-        readers = [ClipReader(config.timeout, config.stall) for _ in range(reader_count(config))]
-        with closing(Feed(jobs(), config, readers, *feed_support(captioner.client.inputs, config))) as feed:
-            for outcome in caption_jobs(
-                captioner, feed, config, on_begin=lambda job: channel.send(job.without_frames())
-            ):
-                channel.send(_without_trace(outcome))
+        begun = lambda job: channel.send(JobBegun(job))  # noqa: E731
+        for job in caption_locally(captioner, jobs(), config, on_begin=begun, vision_worker=False):
+            channel.send(_portable(job))
     except Exception as error:
         channel.send(error)
 
 
-def _without_trace(outcome: JobResult) -> JobResult:
-    """Return ``outcome`` without its trace and with foreign exceptions converted, for another process."""
-    error = outcome.error
-    if error is not None and not isinstance(error, VidspecError):
-        traceback.print_exception(error, file=sys.stderr)
-        error = VidspecError(f"{type(error).__name__}: {error}", kind="internal")
-    return JobResult(replace(outcome.caption, trace=None), error, outcome.job)
+def _portable(job: Job) -> Job:
+    """Drop the trace of a result, and convert a foreign exception, for another process."""
+    job.result = replace(job.caption, trace=None)
+    if job.error is not None and not isinstance(job.error, VidspecError):
+        traceback.print_exception(job.error, file=sys.stderr)
+        job.error = VidspecError.of(job.error)
+    return job
 
 
 @dataclass
@@ -244,7 +244,6 @@ class TaskQueue:
         self._shards: dict[Hashable, deque[Job]] = {}  # rest of each worker's current shard
         self._solo: deque[Job] = deque()
         self._assigned: dict[Hashable, _Assigned] = {}
-        self._end_counts: Counter[int] = Counter()
 
     @property
     def over(self) -> bool:
@@ -292,42 +291,42 @@ class TaskQueue:
         """Mark a job or part as being captioned by a worker."""
         self._assigned[worker].begun[job.number, job.segment] = job
 
-    def mark_done(self, worker: Hashable, outcome: JobResult) -> None:
+    def mark_done(self, worker: Hashable, part: Job) -> None:
         """Mark a job or part as captioned or failed, with its worker alive."""
-        assigned, job = self._assigned[worker], outcome.job
-        assigned.begun.pop((job.number, job.segment), None)
-        if job.is_last:
-            del assigned.jobs[job.number]
+        assigned = self._assigned[worker]
+        assigned.begun.pop((part.number, part.segment), None)
+        if part.is_last:
+            del assigned.jobs[part.number]
         else:
-            text = outcome.caption.text_about_video
-            assigned.jobs[job.number] = _with_part_done(assigned.jobs[job.number], job, text)
+            _mark_part_done(assigned.jobs[part.number], part)
 
-    def fail_worker(self, worker: Hashable, why: str) -> list[JobResult]:
-        """Remove a dead worker; requeue its jobs and return the results of those that fail with it."""
+    def fail_worker(self, worker: Hashable, why: str) -> list[Job]:
+        """Remove a dead worker; requeue its jobs and return those, or their parts, that fail with it."""
         assigned = self._assigned.pop(worker, _Assigned())
         suspects = list(assigned.begun.values()) or list(assigned.jobs.values())
         suspected = {job.number for job in suspects}
         failures = []
         for number, job in reversed(assigned.jobs.items()):
-            self._end_counts[number] += number in suspected
-            if number not in suspected or self._end_counts[number] < ATTEMPTS:
-                self._requeue(job)
-            elif len(suspects) > 1:
-                self._requeue(replace(job, run_alone=True))
-            else:
-                (part,) = suspects
-                error = GenerationError(f"{part.path}: its captioner ended each time: {why}", kind="crashed")
-                failures.append(JobResult(failed_caption(part.path, error, profile=self.profile), error, part))
-                if not part.is_last:
-                    self._end_counts[number] = 0
-                    self._requeue(_with_part_done(job, part, None))
+            job.crashes += number in suspected
+            if number in suspected and job.crashes >= ATTEMPTS:
+                if len(suspects) == 1:
+                    (part,) = suspects
+                    error = GenerationError(f"{part.path}: its captioner ended each time: {why}", kind="crashed")
+                    failures.append(part.fail(error, self.profile))
+                    if part.is_last:
+                        continue
+                    job.crashes = 0
+                    _mark_part_done(job, part)
+                else:
+                    job.run_alone = True
+            self._requeue(job)
         return failures
 
     def _requeue(self, job: Job) -> None:
         (self._solo if job.run_alone else self._waiting).appendleft(job)
 
 
-def _with_part_done(job: Job, part: Job, caption: str | None) -> Job:
-    """Return a job with one part marked as done."""
+def _mark_part_done(job: Job, part: Job) -> None:
+    """Note the caption of a part, None if it failed; it is not captioned again."""
     assert part.segment is not None
-    return replace(job, done={**job.done, part.segment: caption})
+    job.done = {**job.done, part.segment: part.caption.text_about_video}

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 from vidspec.errors import DeviceError, UsageError
-from vidspec.runs.job import Job, JobConfig, JobResult
+from vidspec.runs.job import Job, JobConfig
 from vidspec.runs.pool import CaptionerFactory, DeviceGroup, WorkerExit, WorkerMessage, run_on_workers, serve_jobs
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def ray_outcomes(
     groups: Sequence[DeviceGroup],
     *,
     address: str | None = None,
-) -> Iterator[JobResult]:
+) -> Iterator[Job]:
     """Caption ``jobs`` with one actor per group; see :func:`vidspec.runs.pool.run_on_workers`.
 
     The actors read the clips under the same paths as here.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vidspec.events.record import OPTIONAL_KEYS, RecordDict
-from vidspec.runs.job import Job, JobConfig, JobQuestions, JobResult, MemberSource
+from vidspec.runs.job import Job, JobConfig, JobQuestions, MemberSource
 from vidspec.runs.rendering import render_caption
 
 __all__ = [
@@ -154,13 +154,13 @@ class SettingsDigest:
         return self._digests[key]
 
 
-def record_of(outcome: JobResult, settings: SettingsDigest, content: FileContent) -> RecordDict:
-    """Return the record of ``outcome`` with its ``job``.
+def record_of(job: Job, settings: SettingsDigest, content: FileContent) -> RecordDict:
+    """Return the record of a job's result, with its ``job``.
 
     The job has ``clip, settings, size, mtime_ns`` and the set ones of ``sha256, id, start, end, prompt, segment,
     segments, models_named, columns, existing``.
     """
-    job, config, caption = outcome.job, settings.config, outcome.caption
+    config, caption = settings.config, job.caption
     if caption.caption is not None and (config.template is not None or config.single_line):
         written = render_caption(caption.caption, config.template, job.fields, single_line=config.single_line)
         caption = replace(caption, caption=written, text=caption.caption)

@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
-from dataclasses import replace
 from itertools import chain, filterfalse
 from typing import NamedTuple, TypeAlias
 
 from vidspec.errors import LostOutputError, OutputError, UsageError, VideoError
-from vidspec.events.observer import RunObserver
-from vidspec.events.record import failed_caption
+from vidspec.events.observer import ClipPart, RunObserver
 from vidspec.events.tally import Tally
 from vidspec.runs.containers import shard_members
-from vidspec.runs.job import Job, JobResult
+from vidspec.runs.job import Job
 from vidspec.runs.journal import JournalEntry
 from vidspec.runs.records import FileContent, SettingsDigest, content_of, raw_caption, record_of
 from vidspec.runs.renderers import ONE_CLIP, PendingFile
@@ -28,8 +26,8 @@ from vidspec.signals import defer_signals
 
 __all__ = ["Executor", "RemainingJobs", "caption_remaining", "is_left", "plan_clips", "plan_shards", "remaining_parts"]
 
-#: Turns jobs into results, in any order, each as soon as it is known; closing the iterator stops the work.
-Executor = Callable[[Iterable[Job]], Iterator[JobResult]]
+#: Captions jobs: yields them, or their parts, with their results, in any order; closing the iterator stops the work.
+Executor = Callable[[Iterable[Job]], Iterator[Job]]
 #: Clips with parts left to caption; an iterator finds those of shards as they are drawn.
 RemainingJobs: TypeAlias = list[Job] | Iterator[Job]
 #: The most results whose record is written and whose files are not yet.
@@ -88,14 +86,14 @@ def plan_clips(
     """
     left = []
     for number, job in enumerate(jobs, start=at):
+        job.number = number
         try:
-            planned = _plan_job(job, number, store, settings, tally, checksum=checksum, retry=retry)
+            is_left = _plan_job(job, store, settings, tally, checksum=checksum, retry=retry)
         except OutputError as error:
             if error.kind != ONE_CLIP:
                 raise
-            planned = replace(job, number=number, error=error)
-        if planned is not None:
-            left.append(planned)
+            job.error, is_left = error, True
+        left += [job] * is_left
     return left
 
 
@@ -155,7 +153,8 @@ def plan_shards(
             except (VideoError, UsageError, OutputError) as error:
                 if error.kind == OutputError.kind or (isinstance(error, UsageError) and number == 1):
                     raise
-                jobs, left, counts = [shard], [replace(shard, number=number, error=error)], Tally()
+                shard.number, shard.error = number, error
+                jobs, left, counts = [shard], [shard], Tally()
             tally.total += len(jobs)
             tally.earlier += counts.earlier
             tally.earlier_failed += counts.earlier_failed
@@ -168,29 +167,28 @@ def plan_shards(
 
 
 def _plan_job(
-    job: Job, number: int, store: RunStore, settings: SettingsDigest, tally: Tally, *, checksum: bool, retry: bool
-) -> Job | None:
-    """Return a clip that is left, with what is known of it; None for one that needs no captioning."""
-    content = content_of(job.path, job.source, checksum=checksum)
+    job: Job, store: RunStore, settings: SettingsDigest, tally: Tally, *, checksum: bool, retry: bool
+) -> bool:
+    """Return True if a clip is left, and add what is known of it; False if it needs no captioning."""
+    job.content = content_of(job.path, job.source, checksum=checksum)
     name = settings.of(job)
     parts = store.parts(job, name)
     segmented = settings.config.segment is not None or settings.config.questions_of(job) is not None
-    done = remaining_parts(parts, content, segmented=segmented, retry=retry, summary=settings.config.summary)
+    done = remaining_parts(parts, job.content, segmented=segmented, retry=retry, summary=settings.config.summary)
     if done is None:
         store.restore(job, name)
         any_failed = any(entry.failed for entry in parts.values())
         tally.earlier_failed += any_failed
         tally.earlier += not any_failed
-        return None
+        return False
     store.check(job)
     if store.leaves(job):
         tally.kept += 1
-        return None
-    captions = {one: raw_caption(parts[one].record()) for one in done}
-    existing = store.existing_text(job)
-    if not existing and job.existing is not None:  # the text beside it in its shard
-        existing = job.existing
-    return replace(job, number=number, content=content, existing=existing, done=captions)
+        return False
+    job.done = {one: raw_caption(parts[one].record()) for one in done}
+    if (existing := store.existing_text(job)) or job.existing is None:  # else the text beside it in its shard
+        job.existing = existing
+    return True
 
 
 def caption_remaining(
@@ -203,8 +201,8 @@ def caption_remaining(
     codes: set[int],
     *,
     max_failures: int | None = None,
-) -> Generator[JobResult, None, None]:
-    """Caption clips; yield each result after its record was written.
+) -> Generator[Job, None, None]:
+    """Caption clips; yield each with its result, after its record was written, and drop that.
 
     Args:
         jobs: the clips left.
@@ -221,16 +219,16 @@ def caption_remaining(
     unwritable: list[Job] = []
     if isinstance(jobs, list):
         unwritable, jobs = [*filter(_is_unwritable, jobs)], [*filterfalse(_is_unwritable, jobs)]
-    outcomes = executor(jobs)
-    failed = (_failed_result(one, one.error, settings.name) for one in unwritable if isinstance(one.error, OutputError))
+    captioned = executor(jobs)
+    failed = (one.fail(one.error, settings.name) for one in unwritable if one.error is not None)
     recorded: deque[_Recorded] = deque()
     try:
-        for outcome in _with_pending(chain(failed, outcomes), recorded, tally):
-            shown: list[JobResult] = []
+        for job in _with_pending(chain(failed, captioned), recorded, tally):
+            shown: list[Job] = []
             try:
                 with defer_signals():  # a written record is also counted
-                    if outcome is not None:
-                        recorded.append(_write_record(outcome, store, settings))
+                    if job is not None:
+                        recorded.append(_write_record(job, store, settings))
                     while recorded and recorded[0].is_ready:
                         shown.append(recorded.popleft().show())
                         _count(tally, shown[-1], store)
@@ -240,21 +238,22 @@ def caption_remaining(
                 break
             for one in shown:
                 codes.add(exit_code([one.error]))
-                observer.result(one.caption, one.error, one.job.part, tally)
+                observer.result(one.caption, one.error, ClipPart(one.start, one.end, one.segment, one.segments), tally)
                 yield one
+                one.release()
             if max_failures is not None and tally.failed >= max_failures and tally.done < tally.total:
                 tally.stopped = f"{tally.failed} failed, as many as --max-failures allows"
     finally:
-        close = getattr(outcomes, "close", None)
+        close = getattr(captioned, "close", None)
         if close is not None:
             close()
         observer.ended(tally)
 
 
 class _Recorded(NamedTuple):
-    """A result whose record is written, and a file of it that is shown later."""
+    """A captioned job whose record is written, and a file of it that is shown later."""
 
-    result: JobResult
+    job: Job
     pending: PendingFile | None = None
 
     @property
@@ -266,24 +265,22 @@ class _Recorded(NamedTuple):
         if self.pending is not None:
             wait([self.pending.written])
 
-    def show(self) -> JobResult:
-        """Return the result once its file is shown, or a failed one if it could not be."""
+    def show(self) -> Job:
+        """Return the job once its file is shown; it has failed if that could not be."""
         try:
             if self.pending is not None:
                 self.pending.show()
         except OutputError as error:
             if error.kind != ONE_CLIP:
                 raise
-            return _failed_result(self.result.job, error, self.result.caption.profile)
-        return self.result
+            self.job.fail(error, self.job.caption.profile)
+        return self.job
 
 
-def _with_pending(
-    outcomes: Iterable[JobResult], recorded: deque[_Recorded], tally: Tally
-) -> Iterator[JobResult | None]:
-    """Yield results until the run is stopped, then None each time that the first recorded one is ready."""
-    for outcome in outcomes:
-        yield outcome
+def _with_pending(captioned: Iterable[Job], recorded: deque[_Recorded], tally: Tally) -> Iterator[Job | None]:
+    """Yield jobs until the run is stopped, then None each time that the first recorded one is ready."""
+    for job in captioned:
+        yield job
         if tally.stopped is not None:
             break
         if len(recorded) > MOST_PENDING:
@@ -293,28 +290,24 @@ def _with_pending(
         yield None
 
 
-def _count(tally: Tally, result: JobResult, store: RunStore) -> None:
-    tally.add(result.job.number, result.caption, last=result.job.is_last)
-    tally.unkept += isinstance(result.error, OutputError) or not store.keeps(result.job)
+def _count(tally: Tally, job: Job, store: RunStore) -> None:
+    tally.add(job.number, job.caption, last=job.is_last)
+    tally.unkept += isinstance(job.error, OutputError) or not store.keeps(job)
 
 
-def _write_record(outcome: JobResult, store: RunStore, settings: SettingsDigest) -> _Recorded:
-    """Write a record to ``store``; return the result, or a failed one if the record could not be written.
+def _write_record(job: Job, store: RunStore, settings: SettingsDigest) -> _Recorded:
+    """Write a record to ``store``; the job has failed if that cannot be written.
 
     Raises:
         OutputError: nothing can be written any more.
     """
-    job = outcome.job
-    if isinstance(outcome.error, OutputError):  # found while planning
-        return _Recorded(outcome)
+    if isinstance(job.error, OutputError):  # found while planning
+        return _Recorded(job)
     try:
         content = job.content or content_of(job.path, job.source)  # of a shard that cannot be read
-        return _Recorded(outcome, store.add(job.planned_job, record_of(outcome, settings, content)))
+        return _Recorded(job, store.add(job.planned_job, record_of(job, settings, content)))
     except OutputError as error:
         if error.kind != ONE_CLIP:
             raise
-        return _Recorded(_failed_result(job, error, outcome.caption.profile))
-
-
-def _failed_result(job: Job, error: OutputError, profile: str | None) -> JobResult:
-    return JobResult(failed_caption(job.path, error, profile=profile), error, job.without_frames())
+        job.fail(error, job.caption.profile)
+        return _Recorded(job)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from vidspec.process import Child, ChildEnded, spawn, wait
-from vidspec.runs.job import Job, JobConfig, JobResult
+from vidspec.runs.job import Job, JobConfig
 from vidspec.runs.pool import CaptionerFactory, DeviceGroup, WorkerExit, WorkerMessage, run_on_workers, serve_jobs
 
 __all__ = ["replica_outcomes"]
@@ -17,7 +17,7 @@ EXIT_SECONDS = 10.0
 
 def replica_outcomes(
     factory: CaptionerFactory, jobs: Iterable[Job], config: JobConfig, groups: Sequence[DeviceGroup]
-) -> Iterator[JobResult]:
+) -> Iterator[Job]:
     """Caption ``jobs`` with one process per group; see :func:`vidspec.runs.pool.run_on_workers`."""
     return run_on_workers(_Replicas(factory, config), factory, jobs, groups)
 

@@ -19,7 +19,7 @@ from vidspec.events.record import Caption, RecordDict
 from vidspec.files import decode_text, encode_line, read_whole, write_whole
 from vidspec.runs.file_states import KnownFiles
 from vidspec.runs.inputs import is_shard
-from vidspec.runs.job import Job, JobResult
+from vidspec.runs.job import Job
 from vidspec.runs.journal import Journal, JournalEntry, lock_file
 from vidspec.runs.planning import RunPlan
 from vidspec.runs.records import FileContent, clip_id, content_of, record_of
@@ -123,13 +123,13 @@ class CaptionFiles:
         """Return the prompt that the run asks about a clip."""
         return self._how.prompt_of(job)
 
-    def with_prompt(self, job: Job, prompt: str) -> Job:
-        """Return a job that asks a person's prompt, or the run's, in which values of columns stay plain text."""
-        return self._how.with_fields(job) if prompt == self.prompt(job) else replace(job, prompt=prompt)
+    def asked(self, job: Job, prompt: str) -> str | None:
+        """Return a person's prompt for the model, or the run's, in which values of columns stay plain text."""
+        return self._how.asked_of(job) if prompt == self.prompt(job) else prompt
 
     def render(self, job: Job, caption: Caption) -> str:
         """Return what a run would write into a clip's file for a caption, without blanks around it."""
-        record = record_of(JobResult(caption, None, job), self._settings, FileContent(None, None))
+        record = record_of(replace(job, result=caption), self._settings, FileContent(None, None))
         return (self._names.form.document([record]) or "").strip()
 
     def read(self, jobs: Sequence[Job] | None = None) -> Iterator[ReviewedClip]:

@@ -13,12 +13,12 @@ from vidspec.escaping import mark_value
 from vidspec.events.compare import first_difference, speed_against
 from vidspec.events.events import Event, Finished, InputsReleased, LoopLoad
 from vidspec.events.observer import RunObserver
-from vidspec.events.record import Caption, failed_caption
+from vidspec.events.record import Caption
 from vidspec.models.prefix_cache import PrefixCache
-from vidspec.models.request import DialogueTurn, Question
+from vidspec.models.request import CaptionRequest, DialogueTurn, Question
 from vidspec.runs.formats.base import time_range
-from vidspec.runs.job import CONTEXT, Job, JobConfig, JobResult
-from vidspec.runs.text_pass import rewrite_job, summary_job
+from vidspec.runs.job import CONTEXT, Job, JobConfig
+from vidspec.runs.text_pass import begin_rewrite, begin_summary, end_text_pass
 from vidspec.runs.timed_events import checked_events, timed_events
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ def caption_jobs(
     config: JobConfig | None = None,
     observer: RunObserver | None = None,
     on_begin: Callable[[Job], None] = lambda job: None,
-) -> Iterator[JobResult]:
-    """Caption the jobs of ``source``; yield one result per job, as soon as it is known.
+) -> Iterator[Job]:
+    """Caption the jobs of ``source``; yield each part with its result, as soon as that is known.
 
     Results of one clip's parts come in order. A failure of a clip, even a bug, becomes its result and does not end the
     run; KeyboardInterrupt does. ``on_begin`` is called with each job that the captioner takes.
@@ -74,13 +74,13 @@ class _ClipParts:
     """
 
     def __init__(self, job: Job, config: JobConfig) -> None:
-        self.planned, self._config = job.planned_job, config  # not the job, which would keep its frames
+        self.job, self._config = job.planned_job, config  # has the frames that questions share
         questions = None if job.error is not None else config.questions_of(job)
         self._questions = questions and questions.filled(job.fields)
-        self._prompts: PromptQueue[Job] | None = None
+        self._prompts: PromptQueue[CaptionRequest] | None = None
         self._ready: deque[Job] = deque()
         self._waiting: dict[int | None, Job] = {}  # waiting segments, by the one before
-        self._early_results: dict[int | None, JobResult] = {}  # results not due yet, by the part before
+        self._early_results: dict[int | None, Job] = {}  # results not due yet, by the part before
         self._last_done: int | None = None
         self._last_caption: str | None = None  # of the last part whose result was returned
         self._captions: dict[int, str | None] = dict(job.done)  # of all parts so far
@@ -98,9 +98,11 @@ class _ClipParts:
     def add(self, job: Job) -> None:
         """Add the clip with its frames, or a segment of it, from the feed."""
         if self._questions is not None and self._questions.in_turns:
-            self._ready.append(self._first_turn(job))
+            self._add_first_turn()
         elif self._questions is not None:
-            self._prompts = PromptQueue(_unfinished_prompts(job, self._questions.texts), apart=job.run_alone)
+            left = [number for number in range(len(self._questions.texts)) if number not in job.done]
+            asked = [CaptionRequest(job.path, question=Question("prompt", number)) for number in left]
+            self._prompts = PromptQueue(asked, apart=job.run_alone)
         elif self._config.one_by_one(job) and job.previous != self._last_done:
             self._waiting[job.previous] = job
         else:
@@ -110,106 +112,95 @@ class _ClipParts:
         """Return the next part that can start; None if there is none now."""
         if self._ready:
             return self._ready.popleft()
-        return self._prompts.take() if self._prompts is not None else None
+        asked = self._prompts.take() if self._prompts is not None else None
+        if asked is None or asked.question is None:
+            return None
+        part = self._question(asked.question)
+        part.cache, self.job.spent = asked.cache, 0.0  # the first includes the reading time
+        return part
 
     def mark_read(self, job: Job) -> None:
         """Note that the models have read a part."""
         if self._prompts is not None:
             self._prompts.read(job.segment or 0)
 
-    def finish_part(self, outcome: JobResult, job: Job) -> list[JobResult]:
-        """Record the result of one part; return the results that are due now, in part order."""
+    def finish_part(self, job: Job) -> list[Job]:
+        """Note the result of one part; return the results that are due now, in part order."""
         if self._prompts is not None:
             self._prompts.ended()
         if self._questions is not None and self._questions.in_turns and not job.is_last:
-            self._ready.append(self._next_turn(job, outcome.caption.text_about_video))
+            self._add_next_turn(job)
         due = []
-        self._early_results[job.previous] = outcome
+        self._early_results[job.previous] = job
         while (one := self._early_results.pop(self._last_done, None)) is not None:
-            self._last_done, self._last_caption = one.job.segment, one.caption.text_about_video
-            if one.job.segment is not None:
-                self._captions[one.job.segment] = self._last_caption
+            self._last_done, self._last_caption = one.segment, one.caption.text_about_video
+            if one.segment is not None:
+                self._captions[one.segment] = self._last_caption
             due.append(one)
         if (later := self._waiting.pop(self._last_done, None)) is not None:
             self._ready.append(self._with_context(later))
         return due
 
-    def rewrite(self, result: JobResult, job: Job) -> bool:
+    def rewrite(self, job: Job) -> bool:
         """Queue the second pass over a job's caption; False if there is none."""
-        if self._config.rewrite is None or not result.caption.caption:
+        if self._config.rewrite is None or not begin_rewrite(job, self._config.rewrite):
             return False
-        self._ready.append(rewrite_job(self._config.rewrite, result, job))
+        self._ready.append(job)
         return True
 
-    def summarise(self, result: JobResult) -> bool:
+    def summarise(self, job: Job) -> bool:
         """Queue the summary of all segments after the result of the last; False if there is none."""
-        job = summary_job(result, self._captions)
-        if job is not None:
-            self._ready.append(job)
-        return job is not None
+        begun = begin_summary(job, self._captions)
+        self._ready += [job] * begun
+        return begun
 
     def _with_context(self, job: Job) -> Job:
-        """Return a segment whose prompt quotes the previous caption, if configured and available."""
+        """Quote the previous caption in the prompt of a segment, if configured and available."""
         number = (job.segment or 0) - 1
         before = self._last_caption if number == self._last_done else job.done.get(number)
-        if not (self._config.context and before):
-            return job
-        return replace(
-            job, prompt=CONTEXT.format(prompt=job.prompt or self._config.prompt, previous=mark_value(before))
-        )
+        if self._config.context and before:
+            job.asked = CONTEXT.format(prompt=job.asked or self._config.prompt, previous=mark_value(before))
+        return job
 
-    def _first_turn(self, job: Job) -> Job:
-        """Return the first unfinished turn; all later turns run again."""
+    def _question(self, question: Question) -> Job:
+        """Return the part that asks a question about the clip."""
         assert self._questions is not None
-        texts = self._questions.texts
+        part = self.job.part(question.index, len(self._questions.texts))
+        part.question, part.asked = question, self._questions.texts[question.index]
+        return part
+
+    def _add_first_turn(self) -> None:
+        """Queue the first unfinished turn; all later turns run again."""
+        assert self._questions is not None
+        job, texts = self.job, self._questions.texts
         first = next(number for number in range(len(texts)) if number not in job.done)
-        done = {number: job.done[number] for number in range(first)}
-        earlier = tuple(DialogueTurn(texts[number], answer or "") for number, answer in done.items())
-        return self._make_turn(replace(job, done=done, cache=PrefixCache()), earlier, failed=None in done.values())
+        job.cache, job.done = PrefixCache(), {number: job.done[number] for number in range(first)}
+        earlier = (DialogueTurn(texts[number], answer or "") for number, answer in job.done.items())
+        self._add_turn(*earlier, failed=None in job.done.values())
 
-    def _next_turn(self, job: Job, answer: str | None) -> Job:
-        assert job.cache is not None
-        job.cache.end()
-        earlier = (*job.earlier, DialogueTurn(job.prompt or "", answer or ""))
-        return self._make_turn(replace(job, spent=0.0), earlier, failed=answer is None)
+    def _add_next_turn(self, job: Job) -> None:
+        assert self.job.cache is not None and self._questions is not None
+        self.job.cache.end()
+        self.job.spent = 0.0
+        question, answer = self._questions.texts[job.segment or 0], job.caption.text_about_video
+        self._add_turn(*job.earlier, DialogueTurn(question, answer or ""), failed=answer is None)
 
-    def _make_turn(self, job: Job, earlier: tuple[DialogueTurn, ...], *, failed: bool) -> Job:
-        """Return the turn after ``earlier``, with an error if one of those failed."""
-        number = len(earlier)
-        assert job.cache is not None and self._questions is not None
-        job.cache.begin()
-        return replace(
-            job,
-            prompt=self._questions.texts[number],
-            question=Question("turn", number),
-            earlier=earlier,
-            segment=number,
-            segments=len(self._questions.texts),
-            error=GenerationError(f"{job.path}: the turn before it failed", kind="turn") if failed else None,
-        )
-
-
-def _unfinished_prompts(job: Job, texts: Sequence[str]) -> list[Job]:
-    """Return the unfinished prompts about a clip; the first of them includes the reading time."""
-    left = [number for number in range(len(texts)) if number not in job.done]
-    return [
-        replace(
-            job,
-            prompt=texts[number],
-            question=Question("prompt", number),
-            segment=number,
-            segments=len(texts),
-            spent=job.spent if number == left[0] else 0.0,
-        )
-        for number in left
-    ]
+    def _add_turn(self, *earlier: DialogueTurn, failed: bool) -> None:
+        """Queue the turn after these, with an error if one of them failed."""
+        assert self.job.cache is not None
+        self.job.cache.begin()
+        part = self._question(Question("turn", len(earlier)))
+        part.earlier = earlier
+        if failed:
+            part.error = GenerationError(f"{part.path}: the turn before it failed", kind="turn")
+        self._ready.append(part)
 
 
 class _JobSource:
-    """Source of jobs for the captioner, which also turns its events into results.
+    """Source of requests for the captioner, which also turns its events into results.
 
     Attributes:
-        count: number of started jobs; also the key of the last one.
+        count: number of started requests; also the key of the last one.
     """
 
     def __init__(
@@ -237,21 +228,20 @@ class _JobSource:
         """True if no jobs come, finally or until the run has collected the results of unreadable clips."""
         return bool(self._unreadable) or self.done
 
-    def take(self) -> Job | None:
-        """Return the next job with frames; None if there is none now."""
+    def take(self) -> CaptionRequest | None:
+        """Return the request of the next job with frames; None if there is none now."""
         while (job := self._next()) is not None:
             self.count += 1
-            job = replace(job, key=self.count)
-            if job.text_pass is not None:
-                self._running[self.count] = job
-                return job
-            self._observer.begin(self.count, job.path, self._config.total)
-            if job.error is None:
-                self._running[self.count] = job
+            if job.text_pass is None:
+                job.key = self.count
+                self._observer.begin(job.key, job.path, self._config.total)
+                if job.error is not None:
+                    self._unreadable.append(job)
+                    self._source.wake.set()  # an idle captioner waits and must see that this is over
+                    continue
                 self._on_begin(job)
-                return job
-            self._unreadable.append(job)
-            self._source.wake.set()  # an idle captioner waits and must see that this is over
+            self._running[self.count] = job
+            return job.request(self.count, self._config.timeout)
         return None
 
     def _next(self) -> Job | None:
@@ -267,19 +257,19 @@ class _JobSource:
                 return part
         return None
 
-    def unreadable_results(self) -> Iterator[JobResult]:
-        """Yield the results of unreadable jobs."""
+    def unreadable_results(self) -> Iterator[Job]:
+        """Yield unreadable jobs with their results."""
         while self._unreadable:
             job = self._unreadable.pop(0)
             yield from self._finish_job(job, None, job.error)
 
-    def abandoned_results(self) -> Iterator[JobResult]:
-        """Yield failed results for jobs that the captioner left unfinished."""
+    def abandoned_results(self) -> Iterator[Job]:
+        """Yield jobs that the captioner left unfinished, with failed results."""
         for job in [self._running.pop(key) for key in list(self._running)]:
             yield from self._finish_job(job, None, RuntimeError(f"the stream of {job.path} ended without a caption"))
 
-    def handle(self, key: Hashable, event: Event | LoopLoad | Exception) -> Iterator[JobResult]:
-        """Handle one event of the captioner; yield the results that become due."""
+    def handle(self, key: Hashable, event: Event | LoopLoad | Exception) -> Iterator[Job]:
+        """Handle one event of the captioner; yield the jobs whose results become due."""
         if isinstance(event, LoopLoad):
             self._observer.load(event)
             return
@@ -297,38 +287,38 @@ class _JobSource:
         elif isinstance(event, InputsReleased) and job.text_pass is None:
             self._clips[job.number].mark_read(job)
             if job.reread is not None:
-                self._running[key] = job.without_frames()
+                job.release_frames()
                 self._source.mark_encoded(job)
 
-    def _finish_job(self, job: Job, caption: Caption | None, error: Exception | None) -> Iterator[JobResult]:
-        if (text := job.text_pass) is not None:
-            finish = self._finish_part if text.kind == "rewrite" else self._deliver
-            yield from finish(text.complete(caption, error), text.job)
+    def _finish_job(self, job: Job, caption: Caption | None, error: Exception | None) -> Iterator[Job]:
+        if (kind := job.text_pass) is not None:
+            end_text_pass(job, caption, error)
+            yield from self._finish_part(job) if kind == "rewrite" else self._deliver(job)
             return
-        outcome, parts = self._make_result(job, caption, error), self._clips[job.number]
+        self._set_result(job, caption, error)
+        parts = self._clips[job.number]
         if not parts.has_questions:
             self._source.release(job)
-        if outcome.error is not None or not parts.rewrite(outcome, job):
-            yield from self._finish_part(outcome, job)
+        if job.error is not None or not parts.rewrite(job):
+            yield from self._finish_part(job)
 
-    def _finish_part(self, outcome: JobResult, job: Job) -> Iterator[JobResult]:
-        """Yield the results that are due with this one; the last waits for the summary if there is one."""
-        assert isinstance(outcome.job.key, int)
-        self._observer.end(outcome.job.key, outcome.caption)
+    def _finish_part(self, job: Job) -> Iterator[Job]:
+        """Yield the jobs whose results are due with this one; the last waits for the summary if there is one."""
+        self._observer.end(job.key, job.caption)
         parts = self._clips[job.number]
-        for due in parts.finish_part(outcome, job):
+        for due in parts.finish_part(job):
             if not parts.summarise(due):
-                yield from self._deliver(due, due.job)
+                yield from self._deliver(due)
 
-    def _deliver(self, due: JobResult, job: Job) -> Iterator[JobResult]:
+    def _deliver(self, job: Job) -> Iterator[Job]:
         if job.is_last:
             parts = self._clips.pop(job.number)
             if parts.has_questions:
-                self._source.release(parts.planned)
-        yield due
+                parts.job.release_frames()
+                self._source.release(parts.job)
+        yield job
 
-    def _make_result(self, job: Job, caption: Caption | None, error: Exception | None) -> JobResult:
-        frameless = job.without_frames()  # results are kept, frames are not
+    def _set_result(self, job: Job, caption: Caption | None, error: Exception | None) -> None:
         try:
             if error is not None:
                 raise error
@@ -337,12 +327,12 @@ class _JobSource:
                 caption = replace(caption, timings={"decode_video": job.spent, **caption.timings})
             if self._config.events:
                 caption = _with_checked_events(caption, job)
-            return JobResult(_with_comparison(self._captioner, caption, job, self._config), None, frameless)
+            job.result, job.error = _with_comparison(self._captioner, caption, job, self._config), None
         except Exception as error:
-            record = failed_caption(job.path, VidspecError.of(error), profile=self._captioner.client.profile.name)
+            job.fail(error, self._captioner.client.profile.name)
             if caption is not None:  # captioned but not confirmed: keep the measurements
-                record = replace(caption, caption=None, ended=None, lossless=None, error=record.error)
-            return JobResult(record, error, frameless)
+                job.result = replace(caption, caption=None, ended=None, lossless=None, error=job.caption.error)
+        job.release_frames()
 
 
 def _with_checked_events(caption: Caption, job: Job) -> Caption:
@@ -366,7 +356,7 @@ def _with_comparison(captioner: Captioner, caption: Caption, job: Job, config: J
     request: CaptionOptions = {
         "start": job.start,
         "end": job.end,
-        "prompt": job.prompt,
+        "prompt": job.asked,
         "clip": job.clip,
         "plain": True,
     }
@@ -377,7 +367,8 @@ def _with_comparison(captioner: Captioner, caption: Caption, job: Job, config: J
         from vidspec.runs.ties import is_near_tie  # imports torch, needed for --verify only
 
         at = first_difference(caption.token_ids, plain.token_ids)
-        if at is not None and is_near_tie(captioner.client, job, caption.token_ids, plain.token_ids):
+        asked = job.request(job.key, None)
+        if at is not None and is_near_tie(captioner.client, asked, caption.token_ids, plain.token_ids):
             caption = replace(caption, near_tie=at)
         elif at is not None:
             raise GenerationError(

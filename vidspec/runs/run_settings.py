@@ -216,8 +216,8 @@ def _check_av() -> None:
         raise UsageError(f"PyAV {found} is too old", hint="pip install 'av>=15'")
 
 
-def job_config(spec: RunSpec, profile: Profile, total: int) -> JobConfig:
-    """Return the settings of every clip.
+def job_config(spec: RunSpec, profile: Profile) -> JobConfig:
+    """Return the settings of every clip; :meth:`JobConfig.for_clips` completes them.
 
     Raises:
         UsageError: an invalid --segment, a missing package, or --verify with a profile whose correct captions may
@@ -244,7 +244,6 @@ def job_config(spec: RunSpec, profile: Profile, total: int) -> JobConfig:
         HardwareDecoder(video["decoder"])  # raises if unavailable
     if spec.engine == "ray":
         _require_package("--engine ray", "Ray", ("ray",), "pip install ray")
-    measured = spec.baseline or (spec.verify and total == 1)  # for a single clip it takes no longer
     rewrite = _prompt_in(spec.rewrite_file, "--rewrite-file") if spec.rewrite_file is not None else spec.rewrite
     events = profile.generate.json_schema == EVENTS_SCHEMA
     if events and rewrite is not None:
@@ -256,14 +255,13 @@ def job_config(spec: RunSpec, profile: Profile, total: int) -> JobConfig:
         questions=JobQuestions(several, bool(spec.turn)) if several else None,
         segment=parse_segment(spec.segment),
         context=spec.context,
-        baseline=measured,
+        baseline=spec.baseline,
         verify=spec.verify,
         timeout=spec.timeout,
         stall=profile.video.stall,
         fetch=fetch_limits_of(spec),
-        batch=1 if measured else parse_batch(spec.batch),
+        batch=parse_batch(spec.batch),
         ahead=spec.ahead,
-        total=total,
         template=spec.template,
         single_line=spec.single_line,
         rewrite=rewrite,

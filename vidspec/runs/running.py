@@ -20,7 +20,7 @@ from vidspec.runs.run_settings import logged_options
 if TYPE_CHECKING:
     from vidspec.display.heatmap_files import HeatmapFiles
     from vidspec.display.pages.report import ReportFile
-    from vidspec.runs.job import Job, JobResult
+    from vidspec.runs.job import Job
 
 __all__ = ["Run"]
 
@@ -70,7 +70,7 @@ class Run:
             self._page.interrupted = True
         self._stack.close()
 
-    def __iter__(self) -> Iterator[JobResult]:
+    def __iter__(self) -> Iterator[Job]:
         jobs = self._remaining()
         self._report_earlier()
         spec = self.plan.spec
@@ -188,7 +188,7 @@ class Run:
         self.reporter.loaded(captioner, time.monotonic() - began)
         observers += self._page_writers()  # before the panel, which is closed when a page is written
 
-        def executor(jobs: Iterable[Job]) -> Iterator[JobResult]:
+        def executor(jobs: Iterable[Job]) -> Iterator[Job]:
             return caption_locally(captioner, jobs, plan.how, CombinedObserver(observers), readers)
 
         return executor

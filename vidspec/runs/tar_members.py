@@ -8,7 +8,6 @@ import os
 import posixpath
 import tarfile
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from typing import BinaryIO, cast
 
 from vidspec.errors import VideoError, VidspecError
@@ -93,8 +92,9 @@ def list_tar(shard: Job, limits: FetchLimits, fields: Collection[str], members: 
                 for name, member in sample.clips(key):
                     columns = {**values.get(key, {}), **values.get(name, {})}
                     existing = str(columns.pop("existing", "")) if "existing" in fields else None
-                    job = replace(shard, id=name, columns=columns, existing=existing)
-                    members.append(_member_job(job, member, headers.size))
+                    job = _member_job(shard, member, headers.size)
+                    job.id, job.columns, job.existing = name, columns, existing
+                    members.append(job)
 
 
 def _read_members(
@@ -174,9 +174,7 @@ def _member_job(shard: Job, member: tarfile.TarInfo, size: int) -> Job:
             f"{path}: extends beyond the end of the tar", kind="truncated", hint="copy or download it again"
         )
     if error is not None:
-        return replace(shard, path=path, source=MemberSource(shard.path), shard=shard.path, error=error)
+        return shard.member(path, MemberSource(shard.path), error)
     at = member.mtime * 1e9  # PAX headers may hold any number
     mtime_ns = int(at) if math.isfinite(at) and abs(at) < 2**63 else None
-    return replace(
-        shard, path=path, source=MemberSource(shard.path, member.offset_data, member.size, mtime_ns), shard=shard.path
-    )
+    return shard.member(path, MemberSource(shard.path, member.offset_data, member.size, mtime_ns))

@@ -56,8 +56,8 @@ class FreshCaptions:
         self._load, self._lock = load, threading.Lock()
         self._captioner: Captioner | None = None
 
-    def caption(self, job: Job) -> Caption:
-        """Return another caption of a clip.
+    def caption(self, job: Job, prompt: str | None) -> Caption:
+        """Return another caption of a clip, by a prompt; None for the profile's.
 
         Raises:
             VidspecError: the models cannot be loaded, or the clip cannot be captioned.
@@ -65,7 +65,7 @@ class FreshCaptions:
         with self._lock:
             if self._captioner is None:
                 self._captioner = self._load()
-            return self._captioner.caption(job.path, prompt=job.prompt, start=job.start, end=job.end)
+            return self._captioner.caption(job.path, prompt=prompt, start=job.start, end=job.end)
 
     def close(self) -> None:
         """Close the captioner, if one was loaded."""
@@ -104,8 +104,8 @@ class _Review:
     async def again(self, request: Request) -> Response:
         """Caption a clip by another prompt; writes nothing."""
         job, (prompt,) = self._job(request), await _fields(request, "prompt")
-        asked = self._files.with_prompt(job, prompt.strip() or self._files.prompt(job))
-        caption = await asyncio.to_thread(self._recaptioner.caption, asked)
+        asked = self._files.asked(job, prompt.strip() or self._files.prompt(job))
+        caption = await asyncio.to_thread(self._recaptioner.caption, job, asked)
         return JSONResponse({"text": self._files.render(job, caption)})
 
     def _job(self, request: Request) -> Job:

@@ -22,7 +22,6 @@ from vidspec.bench.memory import resident
 from vidspec.config import profiles
 from vidspec.errors import GenerationError, UsageError, VidspecError
 from vidspec.events.record import Caption
-from vidspec.runs.job import JobResult
 
 CLIPS = [f"{number}.mp4" for number in range(8)]
 
@@ -312,7 +311,7 @@ def test_a_folder_is_captioned_into_a_file():
     def engine(jobs):
         for job in jobs:
             error = GenerationError("no room") if job.path == "1.mp4" else None
-            yield JobResult(Caption(path=job.path, caption="x", token_ids=[job.number]), error, job)
+            yield replace(job, result=Caption(path=job.path, caption="x", token_ids=[job.number]), error=error)
 
     profile = profiles.load("ar")
     told = caption_folder(engine, CLIPS[:3], profile, how_of(profile, 3, 2))

@@ -194,18 +194,27 @@ class RunFormat(OutputFormat):
 class ListFormat(RunFormat):
     """A trainer's list: a JSON object per line for each clip with a caption; those of segments or answers are joined.
 
-    Subclasses define :meth:`rows`. Paths are relative to the file's folder, or absolute for clips outside it.
+    Paths are relative to the file's folder, or absolute for clips outside it.
+
+    Attributes:
+        video_key, picture_key, caption_key: keys of an object; those of a picture's path may be a video's.
     """
 
     suffix = ".jsonl"
     lists_files = True
+    video_key: ClassVar[str] = "video"
+    picture_key: ClassVar[str] = "video"
+    caption_key: ClassVar[str] = "caption"
 
     def __init__(self, folder: str = ".") -> None:
         self.folder = folder
 
-    @abstractmethod
     def rows(self, captions: Mapping[str, str]) -> Iterable[Mapping[str, str]]:
         """Return the objects for these captions by path."""
+        from vidspec.video.image import is_picture
+
+        for path, caption in captions.items():
+            yield {self.picture_key if is_picture(path) else self.video_key: path, self.caption_key: caption}
 
     def list_path(self, path: str) -> str:
         """Return a clip's path as the file has it."""

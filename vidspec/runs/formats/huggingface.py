@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
 
 from vidspec.errors import UsageError
 from vidspec.runs.formats.base import ListFormat, output_formats
@@ -16,12 +15,10 @@ class HuggingFaceFormat(ListFormat):
     """``file_name``, which becomes the column ``video`` or ``image``, and ``caption``."""
 
     run_name = "metadata"
+    video_key = picture_key = "file_name"
 
     def check_clip(self, path: str, shard: str | None) -> None:
         super().check_clip(path, shard)
         if os.path.isabs(self.list_path(path)):
             message = f"--format {self.name} lists clips below the folder of its own file only, not {path}"
             raise UsageError(message, hint="give -o FOLDER/metadata.jsonl with the folder of the clips")
-
-    def rows(self, captions: Mapping[str, str]) -> Iterable[Mapping[str, str]]:
-        return ({"file_name": path, "caption": caption} for path, caption in captions.items())

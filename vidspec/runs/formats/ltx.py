@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
 from vidspec.runs.formats.base import ListFormat, output_formats
 
 __all__ = ["LtxFormat"]
@@ -15,6 +13,3 @@ class LtxFormat(ListFormat):
 
     It names its latents by the listed path: one that begins with ``..`` would leave their folder.
     """
-
-    def rows(self, captions: Mapping[str, str]) -> Iterable[Mapping[str, str]]:
-        return ({"video": path, "caption": caption} for path, caption in captions.items())

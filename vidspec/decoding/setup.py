@@ -24,7 +24,7 @@ from vidspec.engine.sampling import Sampling
 from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError
 from vidspec.events.trace import Trace
-from vidspec.lossy import LossyMethod, lossy
+from vidspec.lossy import lossy
 from vidspec.models.base import EmbeddedPrompt
 from vidspec.models.detokenizer import StopStrings
 from vidspec.models.head import Head
@@ -70,13 +70,12 @@ class DecodingSetup:
         describe: captions a frame for an ensemble's context of that kind.
         sampling: sampling parameters.
         acceptance, drafter, pruner: None if the profile has none.
-        schedule: decodes a prefilled sequence with them.
+        schedule: decodes a clip with them: the profile's schedule, or its method that prunes the target.
         needs: signals of the target's prefill that pruner and drafter read.
         window: the most tokens of a draft window.
         pace: chooses the windows of the sequential schedule for all clips, if ``draft.gamma`` is auto, and keeps the
             cost of passes for drafters.
         slot: the draft's process, for the parallel schedule only.
-        lossy: decodes instead of the schedule, with a pruned target; None if the profile has none.
     """
 
     profile: Profile
@@ -93,7 +92,6 @@ class DecodingSetup:
     pace: WindowController | None = None
     head: Engine[Head] | None = None
     slot: DraftProcessSlot | None = None
-    lossy: LossyMethod | None = None
 
     @classmethod
     def of(
@@ -126,13 +124,12 @@ class DecodingSetup:
             build_rule(profile.accept, target, sampling) if drafter is not None else None,
             drafter,
             pruner,
-            schedules.get(profile.schedule.kind).run,
+            _find_schedule(profile, target),
             frozenset().union(*(part.needs for part in observing if part is not None)),
             max_window(profile),
             WindowController() if measures_passes(profile, drafter) else None,
             Engine(head) if head is not None else None,
             slot if profile.concurrent else None,
-            _build_lossy(profile, target),
         )
 
     def under(self, profile: Profile) -> DecodingSetup:
@@ -271,9 +268,9 @@ def _build_pruner(profile: Profile, target: VideoLanguageModel) -> Pruner | None
     return build_part(pruners.get(prune.method), prune, depth=target.layers, family=target.family)
 
 
-def _build_lossy(profile: Profile, target: VideoLanguageModel) -> LossyMethod | None:
-    if profile.lossy.method == "none":
-        return None
+def _find_schedule(profile: Profile, target: VideoLanguageModel) -> ScheduleFunction:
+    if not profile.prunes_the_target:
+        return schedules.get(profile.schedule.kind).run
     method = build_part(lossy.get(profile.lossy.method), profile.lossy)
     method.prepare(target)
-    return method
+    return method.run

@@ -7,15 +7,14 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, S
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vidspec.decoding.prompts import PromptQueue
+from vidspec.decoding.clip_session import ClipSession
 from vidspec.errors import GenerationError, VidspecError
 from vidspec.escaping import mark_value
 from vidspec.events.compare import first_difference, speed_against
 from vidspec.events.events import Event, Finished, InputsReleased, LoopLoad
 from vidspec.events.observer import RunObserver
 from vidspec.events.record import Caption, failed_caption
-from vidspec.models.prefix_cache import PrefixCache
-from vidspec.models.request import DialogueTurn, Question
+from vidspec.models.request import DialogueTurn
 from vidspec.runs.formats.base import time_range
 from vidspec.runs.job import CONTEXT, Job, JobConfig, JobResult
 from vidspec.runs.text_pass import rewrite_job, summary_job
@@ -77,7 +76,7 @@ class _ClipParts:
         self.planned, self._config = job.planned_job, config  # not the job, which would keep its frames
         questions = None if job.error is not None else config.questions_of(job)
         self._questions = questions and questions.filled(job.fields)
-        self._prompts: PromptQueue[Job] | None = None
+        self._session: ClipSession[Job] | None = None  # of questions
         self._ready: deque[Job] = deque()
         self._waiting: dict[int | None, Job] = {}  # waiting segments, by the one before
         self._early_results: dict[int | None, JobResult] = {}  # results not due yet, by the part before
@@ -93,14 +92,18 @@ class _ClipParts:
     @property
     def over(self) -> bool:
         """True if all parts received so far have started."""
-        return not (self._ready or self._waiting) and (self._prompts is None or self._prompts.over)
+        return not (self._ready or self._waiting) and (self._session is None or self._session.over)
 
     def add(self, job: Job) -> None:
         """Add the clip with its frames, or a segment of it, from the feed."""
-        if self._questions is not None and self._questions.in_turns:
-            self._ready.append(self._first_turn(job))
-        elif self._questions is not None:
-            self._prompts = PromptQueue(_unfinished_prompts(job, self._questions.texts), apart=job.run_alone)
+        if self._questions is not None:
+            left = [(number, text) for number, text in enumerate(self._questions.texts) if number not in job.done]
+            if self._questions.in_turns:
+                self._session = self._begin_dialogue(job, left[0][0])
+                self._ready.append(self._next_turn(self._session, failed=None in self._session.clip.done.values()))
+            else:
+                self._session = ClipSession(job)
+                self._session.add_prompts(left, apart=job.run_alone)
         elif self._config.one_by_one(job) and job.previous != self._last_done:
             self._waiting[job.previous] = job
         else:
@@ -110,19 +113,23 @@ class _ClipParts:
         """Return the next part that can start; None if there is none now."""
         if self._ready:
             return self._ready.popleft()
-        return self._prompts.take() if self._prompts is not None else None
+        job = self._session.take() if self._session is not None else None
+        return job and self._number(job)
 
     def mark_read(self, job: Job) -> None:
         """Note that the models have read a part."""
-        if self._prompts is not None:
-            self._prompts.read(job.segment or 0)
+        if self._session is not None:
+            self._session.mark_read(job)
 
     def finish_part(self, outcome: JobResult, job: Job) -> list[JobResult]:
         """Record the result of one part; return the results that are due now, in part order."""
-        if self._prompts is not None:
-            self._prompts.ended()
-        if self._questions is not None and self._questions.in_turns and not job.is_last:
-            self._ready.append(self._next_turn(job, outcome.caption.text_about_video))
+        if self._session is not None and self._questions is not None:
+            answer = outcome.caption.text_about_video
+            if not self._questions.in_turns:
+                self._session.mark_ended(job.segment or 0)
+            elif not job.is_last:
+                self._session.mark_answered(job, answer or "")
+                self._ready.append(self._next_turn(self._session, failed=answer is None))
         due = []
         self._early_results[job.previous] = outcome
         while (one := self._early_results.pop(self._last_done, None)) is not None:
@@ -158,51 +165,25 @@ class _ClipParts:
             job, prompt=CONTEXT.format(prompt=job.prompt or self._config.prompt, previous=mark_value(before))
         )
 
-    def _first_turn(self, job: Job) -> Job:
-        """Return the first unfinished turn; all later turns run again."""
+    def _begin_dialogue(self, job: Job, first: int) -> ClipSession[Job]:
+        """Return the session whose next turn is the first unfinished one; all later turns run again."""
         assert self._questions is not None
+        session = ClipSession(replace(job, done={number: job.done[number] for number in range(first)}))
         texts = self._questions.texts
-        first = next(number for number in range(len(texts)) if number not in job.done)
-        done = {number: job.done[number] for number in range(first)}
-        earlier = tuple(DialogueTurn(texts[number], answer or "") for number, answer in done.items())
-        return self._make_turn(replace(job, done=done, cache=PrefixCache()), earlier, failed=None in done.values())
+        session.exchanges = tuple(DialogueTurn(texts[number], job.done[number] or "") for number in range(first))
+        return session
 
-    def _next_turn(self, job: Job, answer: str | None) -> Job:
-        assert job.cache is not None
-        job.cache.end()
-        earlier = (*job.earlier, DialogueTurn(job.prompt or "", answer or ""))
-        return self._make_turn(replace(job, spent=0.0), earlier, failed=answer is None)
+    def _next_turn(self, session: ClipSession[Job], *, failed: bool) -> Job:
+        """Return the next turn, with an error if one before it failed."""
+        assert self._questions is not None
+        job = session.turn(self._questions.texts[len(session.exchanges)])
+        error = GenerationError(f"{job.path}: the turn before it failed", kind="turn") if failed else None
+        return replace(self._number(job), error=error)
 
-    def _make_turn(self, job: Job, earlier: tuple[DialogueTurn, ...], *, failed: bool) -> Job:
-        """Return the turn after ``earlier``, with an error if one of those failed."""
-        number = len(earlier)
-        assert job.cache is not None and self._questions is not None
-        job.cache.begin()
-        return replace(
-            job,
-            prompt=self._questions.texts[number],
-            question=Question("turn", number),
-            earlier=earlier,
-            segment=number,
-            segments=len(self._questions.texts),
-            error=GenerationError(f"{job.path}: the turn before it failed", kind="turn") if failed else None,
-        )
-
-
-def _unfinished_prompts(job: Job, texts: Sequence[str]) -> list[Job]:
-    """Return the unfinished prompts about a clip; the first of them includes the reading time."""
-    left = [number for number in range(len(texts)) if number not in job.done]
-    return [
-        replace(
-            job,
-            prompt=texts[number],
-            question=Question("prompt", number),
-            segment=number,
-            segments=len(texts),
-            spent=job.spent if number == left[0] else 0.0,
-        )
-        for number in left
-    ]
+    def _number(self, job: Job) -> Job:
+        """Return a question's job as the part of that number."""
+        assert self._questions is not None and job.question is not None
+        return replace(job, segment=job.question.index, segments=len(self._questions.texts))
 
 
 class _JobSource:

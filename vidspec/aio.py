@@ -78,13 +78,16 @@ class AsyncCaptioner:
             if number:
                 await is_read.wait()
             prompt = session.take()
-            assert prompt is not None  # the first, or one after it was read
+            assert prompt is not None and prompt.key == number  # after the first is read, the others wake in order
 
             def mark_read() -> None:
                 session.mark_read(prompt)
                 is_read.set()
 
-            return await self._caption(prompt, mark_read)
+            try:
+                return await self._caption(prompt, mark_read)
+            finally:
+                session.mark_ended(number)
 
         answers = [asyncio.ensure_future(answer(number)) for number in range(len(prompts))]
         try:

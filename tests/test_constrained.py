@@ -22,7 +22,7 @@ from vidspec.runs.run_settings import profile_keys
 
 llguidance = pytest.importorskip("llguidance", reason="needs llguidance")
 
-from vidspec.decoding.text_history import wrap_tokenizer  # noqa: E402
+from vidspec.decoding.text_history import make_history, wrap_tokenizer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("forked_drafts", "clips_read_once")
 
@@ -146,7 +146,8 @@ def test_another_text_without(pair):
     captioner = pair.captioner("ar")
     assert captioner.caption(CLIP).data is None
     prefix = pair.target.prefix(pair.target.encode(pair.target.preprocess(captioner.client.inputs.read(CLIP))), "What?")
-    assert captioner.client.setup.history(prefix) is None, "neither penalties nor a grammar"
+    generate = captioner.client.profile.generate
+    assert make_history(generate, pair.target, prefix.token_ids) is None, "neither penalties nor a grammar"
 
 
 @pytest.mark.full

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import Unpack
 
+from vidspec.decoding.clip_session import ClipSession
 from vidspec.decoding.text_stream import TextStream
 from vidspec.decoding.tickets import Caller
 from vidspec.events.events import Event, Finished, InputsReleased
-from vidspec.models.prefix_cache import PrefixCache
-from vidspec.models.request import CaptionOptions, CaptionRequest, Question, make_request, prompt_list
+from vidspec.models.request import CaptionOptions, CaptionRequest, make_request, prompt_list
 
 if TYPE_CHECKING:
     from vidspec.captioner import Captioner
@@ -71,15 +71,25 @@ class AsyncCaptioner:
         """Caption a clip with several prompts, as :meth:`Captioner.captions <vidspec.captioner.Captioner.captions>`."""
         request, prompts = make_request("captions", path, options), prompt_list(prompts)
         request = await asyncio.to_thread(self.captioner.client.inputs.read_request, request)
-        cache, is_read = PrefixCache(), asyncio.Event()
+        session, is_read = ClipSession(replace(request, reread=None)), asyncio.Event()
+        session.add_prompts(enumerate(prompts))
 
-        async def answer(number: int, prompt: str) -> Caption:
+        async def answer(number: int) -> Caption:
             if number:
                 await is_read.wait()
-            own = replace(request, prompt=prompt, reread=None, question=Question("prompt", number))
-            return await self._caption(replace(own, cache=cache.fork() if number else cache), is_read)
+            prompt = session.take()
+            assert prompt is not None and prompt.key == number  # after the first is read, the others wake in order
 
-        answers = [asyncio.ensure_future(answer(number, prompt)) for number, prompt in enumerate(prompts)]
+            def mark_read() -> None:
+                session.mark_read(prompt)
+                is_read.set()
+
+            try:
+                return await self._caption(prompt, mark_read)
+            finally:
+                session.mark_ended(number)
+
+        answers = [asyncio.ensure_future(answer(number)) for number in range(len(prompts))]
         try:
             return await asyncio.gather(*answers)
         finally:
@@ -101,11 +111,11 @@ class AsyncCaptioner:
                 if text := stream.add(event):
                     yield text
 
-    async def _caption(self, request: CaptionRequest, is_read: asyncio.Event | None = None) -> Caption:
+    async def _caption(self, request: CaptionRequest, on_read: Callable[[], None] = lambda: None) -> Caption:
         async with aclosing(self._events(request)) as events:
             async for event in events:
-                if isinstance(event, InputsReleased) and is_read is not None:
-                    is_read.set()
+                if isinstance(event, InputsReleased):
+                    on_read()
                 if isinstance(event, Finished):
                     return event.caption
         raise AssertionError("a stream ends with Finished")

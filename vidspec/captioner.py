@@ -20,11 +20,11 @@ from vidspec.config.profiles import Profile
 from vidspec.config.run_spec import split_keywords
 from vidspec.config.user_config import read_config
 from vidspec.decoding.captioner_models import CaptionerModels, build_setup, load_models, suggested_command
+from vidspec.decoding.clip_session import ClipSession
 from vidspec.decoding.default_profile import resolve_profile
 from vidspec.decoding.dialogue import Dialogue
 from vidspec.decoding.engine_client import EngineClient
-from vidspec.decoding.many import caption_clips, in_order
-from vidspec.decoding.prompts import caption_prompts
+from vidspec.decoding.many import caption_clips, caption_prompts, in_order
 from vidspec.decoding.text_stream import stream_certain_text
 from vidspec.decoding.tickets import Ticket
 from vidspec.decoding.workers.slot import DraftProcessSlot
@@ -204,9 +204,9 @@ class Captioner:
             ArgumentError: as there; or the prompts are not a list of texts.
         """
         request, prompts = self._make_request("captions", path, options), prompt_list(prompts)
-        return caption_prompts(
-            self.client.serve, replace(self.client.inputs.read_request(request), reread=None), prompts
-        )
+        session = ClipSession(replace(self.client.inputs.read_request(request), reread=None))
+        session.add_prompts(enumerate(prompts))
+        return caption_prompts(self.client.serve, session)
 
     def caption_many(
         self,

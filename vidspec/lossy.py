@@ -41,8 +41,8 @@ class LossyMethod(ABC):
         """
 
     @abstractmethod
-    def decode(self, sequence: Any) -> Steps[None]:
-        """Read the prompt of a :class:`~vidspec.decoding.sequence.Sequence` and write its whole text."""
+    def run(self, sequence: Any) -> Steps[None]:
+        """Read the prompt of a clip and write its whole text, as :meth:`vidspec.schedule.Schedule.run`."""
 
 
 lossy: Registry[LossyMethod] = Registry(

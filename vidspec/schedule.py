@@ -19,17 +19,18 @@ class Schedule:
 
     Attributes:
         drafts: True if it needs a drafter.
-        beside: True if target and draft work at the same time, each in its own worker.
+        concurrent: True if target and draft work at the same time, the draft in a process of its own.
     """
 
     drafts: ClassVar[bool] = True
-    beside: ClassVar[bool] = False
+    concurrent: ClassVar[bool] = False
 
     @staticmethod
     def run(sequence: Any) -> Steps[None]:
-        """Continue the text of a :class:`~vidspec.decoding.sequence.Sequence` after its first token.
+        """Read the prompts of a :class:`~vidspec.decoding.sequence.Sequence` and write its whole text.
 
-        Not called if ``beside``: workers decode the clip.
+        Emits ``Prefilled``, a round per target pass, of which the first is the prefill's own token, and
+        ``InputsReleased`` once no frames are needed any more.
         """
         raise NotImplementedError
 

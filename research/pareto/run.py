@@ -98,7 +98,7 @@ def measure(asked: Pareto, say: Callable[[str], None] = lambda _: None) -> dict[
         also = profiles.group_equal_profiles({name: one.client.profile for name, one in every.items() if name != DRAFT})
         contenders = {name: one for name, one in every.items() if name == DRAFT or name in also}
         first = asked.contenders[0]
-        if first == DRAFT or not contenders[first].client.setup.lossless:
+        if first == DRAFT or not contenders[first].client.profile.lossless:
             raise UsageError(f"{first}: the first profile is the baseline and must be lossless", hint="such as ar")
         with tempfile.TemporaryDirectory() as folder:
             clips = clips_of(asked, Path(folder), say)

@@ -8,6 +8,7 @@ import heapq
 import random
 import threading
 from collections import deque
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +21,7 @@ from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import Loop, LoopClient
 from vidspec.decoding.protocol import PrefillTarget, PromptRead
 from vidspec.decoding.protocol import WorkerFailed as Lost
-from vidspec.decoding.schedules.parallel import WorkerLost
+from vidspec.decoding.schedules.parallel import Parallel
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.workers import draft as drafts
 from vidspec.decoding.workers import process as processes
@@ -28,6 +29,7 @@ from vidspec.decoding.workers import run as runs
 from vidspec.decoding.workers import slot as slots
 from vidspec.engine.requests import Encode, Forward, PrefillPrompt
 from vidspec.engine.rows import PassResult, Rows
+from vidspec.events.events import Restarted
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
 from vidspec.models.placement import Placement
@@ -317,6 +319,20 @@ def enter(monkeypatch):
     monkeypatch.setattr(slots, "DraftProcess", Process)
 
 
+class TextSequence(Sequence):
+    """The real one, but for the target's side and the text, which no model has."""
+
+    def __init__(self, request, make_side, text):
+        super().__init__(request)
+        self.make_side, self.said = make_side, text
+
+    def attempt(self, setup):
+        self.said.asked.clear()
+        setup.acceptance = self.make_side()
+        self.setup, self.rounds, self.token_ids = setup, [], []
+        self.prefilled, self.released = None, None
+
+
 class BatchScenario:
     """So many clips at once, and perhaps a draft that dies."""
 
@@ -376,22 +392,10 @@ class BatchScenario:
         )
         length, looks = rng.randint(1, self.prompts), rng.randrange(3)
         frames = SimpleNamespace(frames=np.zeros((1, 1, 1, 3), np.uint8), timestamps=np.zeros(1), sound=None)
-        sequence = Sequence(CaptionRequest("clip", frames, (text, rng.randint(1, self.prompts), looks), key=number))
-
-        def steps():
-            for last in (False, True):
-                text.asked.clear()
-                setup.acceptance = TargetSide(self.target, text, length, kept)
-                sequence.setup, sequence.rounds, sequence.token_ids = setup, [], []
-                try:
-                    yield from runs.run_parallel(sequence)
-                    return
-                except WorkerLost:
-                    if last:
-                        raise
-                sequence.emit("Again")
-
-        sequence.steps = steps()
+        request = CaptionRequest("clip", frames, (text, rng.randint(1, self.prompts), looks), key=number)
+        sequence = TextSequence(request, partial(TargetSide, self.target, text, length, kept), text)
+        sequence.attempt(setup)
+        sequence.steps = Parallel.run(sequence)
         return text, setup.limits, sequence
 
     def run(self):
@@ -420,7 +424,8 @@ class BatchScenario:
         self.world.drain()
         for text, limits, sequence in clips.values():
             check(text, limits, sequence.rounds)
-        again = sum(sequence.events.count("Again") for _, _, sequence in clips.values())
+        events = [event for _, _, sequence in clips.values() for event in sequence.events]
+        again = sum(isinstance(event, Restarted) for event in events)
         assert len(self.processes) <= 1 + self.kills, "one for all, not one for each"
         last = self.processes[-1]
         if not last.dead:

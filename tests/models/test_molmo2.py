@@ -169,10 +169,9 @@ def test_what_is_left_of_a_pruned_video_sees_itself(case):
 @pytest.mark.sample(quick=1)
 def test_a_part_of_a_video_is_not_reused(case):
     """Its rows were computed beside the rest of it."""
-    earlier, cache = case.prefix, PrefixCache()
-    cache.begin()
-    cache.read(case.model, earlier, case.prefill().span, None)
-    cache.begin()
+    earlier, first = case.prefix, PrefixCache()
+    first.read(case.model, earlier, case.prefill().span, None)
+    cache = first.fork()
     whole = cache.find(case.model, case.model.prefix(case.seen, "Describe it."))
     assert whole.rows > int(earlier.bidirectional[-1])
     assert cache.find(case.model, earlier.keep(torch.arange(20))).rows == int(earlier.bidirectional[0])

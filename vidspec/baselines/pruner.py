@@ -26,7 +26,7 @@ class TargetPruner(PruningRule, LossyMethod):
         check_blocks(target)
         self.stages(target.layers)
 
-    def decode(self, sequence: ClipSequence) -> Steps[None]:
+    def run(self, sequence: ClipSequence) -> Steps[None]:
         from vidspec.baselines.loop import decode
 
         return decode(self, sequence)

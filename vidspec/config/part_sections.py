@@ -223,7 +223,7 @@ class ScheduleSection(Section):
             reason = f"{self.kind} needs a draft, and draft.kind is none"
             yield OptionConflict("schedule.kind", reason, "schedule.kind: autoregressive, or draft.kind: model")
         if not drafts and profile.drafter is not None:
-            reason = f"autoregressive uses no draft, and draft.kind is {profile.draft.kind}"
+            reason = f"{self.kind} uses no draft, and draft.kind is {profile.draft.kind}"
             yield OptionConflict("schedule.kind", reason, "schedule.kind: sequential, or draft.kind: none")
 
 

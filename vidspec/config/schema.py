@@ -144,8 +144,8 @@ class Profile(Section):
 
     @property
     def concurrent(self) -> bool:
-        """True if target and draft work at the same time, each in its own worker."""
-        return schedules.get(self.schedule.kind).beside
+        """True if target and draft work at the same time, the draft in a process of its own."""
+        return schedules.get(self.schedule.kind).concurrent
 
     @property
     def takes_second_gpu(self) -> bool:

@@ -116,21 +116,15 @@ def _entries_by_slab(claims: Iterable[MemoryClaim]) -> Counter[Slab]:
     return entries
 
 
-def check_prompt(model: VideoLanguageModel, path: str, prompt: int, tokens: int, room: int) -> None:
+def check_prompt(setup: DecodingSetup, path: str, prompt: int) -> None:
     """Reject a prompt of at least ``prompt`` tokens that, with the text after it, exceeds the model or memory.
 
     Tokens count, even if a family numbers many of them with few positions (M-RoPE).
 
-    Args:
-        model: the target.
-        path: for the message.
-        prompt: tokens of the prompt.
-        tokens: the most new tokens.
-        room: cache entries needed after the prompt.
-
     Raises:
         GenerationError: of kind ``context`` or ``memory``.
     """
+    model, tokens = setup.target.model, setup.profile.generate.max_new_tokens
     limit = _context_length(model)
     if limit is not None and prompt + tokens > limit:
         raise GenerationError(
@@ -138,7 +132,7 @@ def check_prompt(model: VideoLanguageModel, path: str, prompt: int, tokens: int,
             hint="take fewer --frames, a lower --fps or fewer --max-new-tokens",
             kind="context",
         )
-    for device, needed in needed_bytes([MemoryClaim(model, prompt + room)]).items():
+    for device, needed in needed_bytes([MemoryClaim(model, prompt + setup.room)]).items():
         free = free_memory(device)
         if free is not None and needed > free:
             raise GenerationError(

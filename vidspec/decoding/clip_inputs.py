@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from vidspec import video
+from vidspec.decoding.admission import check_prompt
 from vidspec.decoding.request_setups import RequestSetups
 from vidspec.models.request import CaptionRequest, require_text
 from vidspec.models.vision_ahead import VisionAhead
@@ -116,4 +117,4 @@ class ClipInputs:
         setup = self._setups.of(CaptionRequest(path, generate=generate or {}))
         model, section = setup.target.model, setup.profile.generate
         text = model.text_tokens(prompt or section.prompt, section.system)
-        setup.check(path, model.visual_tokens(frames, height, width) + text)
+        check_prompt(setup, path, model.visual_tokens(frames, height, width) + text)

@@ -1,4 +1,4 @@
-"""A dialogue about one clip: each turn continues from the caches of earlier turns. No models, no files."""
+"""A dialogue about one clip, whose turns are answered one after another. No models, no files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import Unpack
 
+from vidspec.decoding.clip_session import ClipSession
 from vidspec.errors import ArgumentError, UsageError
-from vidspec.events.events import Finished
-from vidspec.models.prefix_cache import PrefixCache
-from vidspec.models.request import CaptionOptions, CaptionRequest, DialogueTurn, Question, make_request
+from vidspec.events.events import Finished, InputsReleased
+from vidspec.models.request import CaptionOptions, CaptionRequest, DialogueTurn, make_request
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -27,7 +27,7 @@ __all__ = ["Dialogue"]
 FIXED = {"start", "end", "prompt", "system", "clip", "earlier", "plain"}
 
 
-class Dialogue:
+class Dialogue(ClipSession[CaptionRequest]):
     """Consecutive questions about a clip; each is answered as if all earlier turns were read again.
 
     Threads may share it: a question waits until the previous one is answered or abandoned.
@@ -43,14 +43,13 @@ class Dialogue:
     def __init__(
         self, stream: Callable[[CaptionRequest], Generator[Event, None, None]], request: CaptionRequest
     ) -> None:
-        self._stream, self._request = stream, request
-        self._cache = PrefixCache()
+        super().__init__(request)
+        self._stream = stream
         #: The last question, the turns before it, and its options.
         self._last: tuple[str, tuple[DialogueTurn, ...], Mapping[str, object]] | None = None
         self._attempt = 0
         self._lock = threading.Lock()  # during a turn
         self._turn_thread: int | None = None  # thread of the current turn
-        self.exchanges: tuple[DialogueTurn, ...] = request.earlier
 
     def ask(self, text: str, **options: Unpack[CaptionOptions]) -> Caption:
         """Return the answer; see :meth:`stream`."""
@@ -78,7 +77,7 @@ class Dialogue:
                 raise ArgumentError(f"a question has no argument {name!r}", hint="it is an option of dialogue()")
             if not text.strip():
                 raise ArgumentError("the question is empty")
-            generate = {**self._request.generate, **make_request("ask", self._request.path, options).generate}
+            generate = {**self.clip.generate, **make_request("ask", self.clip.path, options).generate}
             self._last, self._attempt = (text, self.exchanges, generate), 0
             yield from self._stream_turn(*self._last)
 
@@ -115,13 +114,11 @@ class Dialogue:
     def _stream_turn(
         self, text: str, earlier: tuple[DialogueTurn, ...], generate: Mapping[str, object]
     ) -> Iterator[Event]:
-        question = Question("turn", len(earlier))
-        request = replace(self._request, prompt=text, earlier=earlier, question=question, cache=self._cache)
-        request = replace(request, attempt=self._attempt, generate=generate)
-        self._cache.begin()
+        request = replace(self.turn(text, earlier), attempt=self._attempt, generate=generate)
         with closing(self._stream(request)) as events:
             for event in events:
-                if isinstance(event, Finished):
-                    self._cache.end()
-                    self.exchanges = (*earlier, DialogueTurn(text, event.caption.caption or ""))
+                if isinstance(event, InputsReleased):
+                    self.mark_read(request)
+                elif isinstance(event, Finished):
+                    self.mark_answered(request, event.caption.caption or "")
                 yield event

@@ -164,7 +164,7 @@ class EngineClient:
         return sequence
 
     def _load(self, caller: Caller) -> LoopLoad:
-        return caller.load(len(self.thread.loop), self.setup.slab)
+        return caller.load(len(self.thread.loop), self.setup.target.model.decoder.slab)
 
     def _with_defaults(self, request: CaptionRequest) -> CaptionRequest:
         """Return the request with profile defaults and precomputed vision output.

@@ -375,7 +375,9 @@ class EngineThread:
                 if (span := prompt.reading.span) is not None:
                     self._tell(submitted, PrefillProgress(span.length, prompt.reading.prompt.length))
             if caller.on_load is not None:
-                self._news.append((caller.on_load, caller.load(len(self.loop), submitted.setup.slab)))
+                self._news.append(
+                    (caller.on_load, caller.load(len(self.loop), submitted.setup.target.model.decoder.slab))
+                )
 
     def _record_pass(self, passing: PassRecord) -> None:
         callers = [caller for caller in self._callers if caller.clips]

@@ -1,4 +1,4 @@
-"""Many clips of one call, which threads of this process read ahead of need. Loads no models."""
+"""Many clips of one call, which threads of this process read ahead of need; many prompts about one. Loads no models."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 from vidspec.errors import VidspecError
-from vidspec.events.events import Finished
+from vidspec.events.events import Finished, InputsReleased
 from vidspec.events.record import Caption, failed_caption
 from vidspec.events.wake import WakeEvent
 from vidspec.models.request import CaptionRequest
 
 if TYPE_CHECKING:
-    from vidspec.decoding.tickets import ServingEvents
+    from vidspec.decoding.clip_session import ClipSession
+    from vidspec.decoding.tickets import Arrivals, ServingEvents
 
-__all__ = ["ReadAhead", "caption_clips", "in_order"]
+__all__ = ["ReadAhead", "caption_clips", "caption_prompts", "in_order"]
 
 
 class ReadAhead:
@@ -126,6 +127,29 @@ def caption_clips(
             while source.failed:
                 request, error = source.failed.popleft()
                 yield failed(request.key, error)
+
+
+def caption_prompts(serve: Callable[[Arrivals], ServingEvents], session: ClipSession[CaptionRequest]) -> list[Caption]:
+    """Return the caption of each prompt of a session, in order, decoded together.
+
+    Args:
+        serve: captions clips as they arrive.
+        session: has the prompts.
+
+    Raises:
+        VideoError, GenerationError: of the first prompt that fails.
+    """
+    answers: dict[int, Caption] = {}
+    with closing(serve(session)) as events:
+        for key, event in events:
+            if isinstance(event, Exception):
+                raise event
+            if isinstance(event, InputsReleased):
+                session.mark_read(session.begun[cast(int, key)])
+            elif isinstance(event, Finished):
+                session.mark_ended(cast(int, key))
+                answers[cast(int, key)] = event.caption
+    return [answers[number] for number in sorted(answers)]
 
 
 def in_order(results: Iterable[tuple[int, Caption]]) -> Iterator[Caption]:

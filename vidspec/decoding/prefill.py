@@ -17,6 +17,7 @@ from vidspec.acceptance.base import GroundedRule, for_clip
 from vidspec.decoding.background import BackgroundTask
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.target import Target
+from vidspec.decoding.text_history import make_history
 from vidspec.drafting.context import DraftContext
 from vidspec.engine.device import use_one_core
 from vidspec.engine.requests import PrefillPrompt, Steps
@@ -28,7 +29,7 @@ from vidspec.models.base import EmbeddedPrompt
 from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.prefix_cache import PrefixCache, PrefixHit
 from vidspec.models.prompt import share_pixels
-from vidspec.pruning.base import attention_ranks, make_signals
+from vidspec.pruning.base import attention_ranks, make_signals, make_taps
 from vidspec.pruning.placement import token_places
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ class TargetPrompt:
         sequence.job = yield from share_pixels(setup.vision_models, sequence.job, sequence.trace)
         prefix = yield from setup.read(sequence.job, sequence.trace)
         hit = _find_prefix(setup, cache, prefix)
-        return cls(prefix, cache, hit, setup.make_taps(prefix) if hit is None else None)
+        text_only = setup.pruner is None and not setup.profile.shows_the_video  # a head that does not see the video
+        return cls(prefix, cache, hit, make_taps(setup.needs, prefix, text_only=text_only) if hit is None else None)
 
     def choose(self, sequence: Sequence, worker: str) -> tuple[int, ...]:
         """Choose the visual tokens that the draft may see; timed in the lane of the model that chooses.
@@ -161,7 +163,7 @@ def open_target(sequence: Sequence, prompt: TargetPrompt, read: PrefillResult, k
         setup.sampling,
         sequence.rng,
         return_probs=sequence.job.return_probs,
-        history=setup.history(prompt.prefix),
+        history=make_history(setup.profile.generate, setup.target.model, prompt.prefix.token_ids),
     )
 
 

@@ -56,7 +56,7 @@ def report(sequence: Sequence, models: ModelsRecord) -> Caption:
         token_ids=token_ids,
         ended=ended,
         data=parse_json(sequence.job.path, caption, ended) if setup.profile.generate.grammar_schema else None,
-        lossless=setup.lossless,
+        lossless=setup.profile.lossless,
         demo=ships(setup.target.model.source),
         profile=setup.profile.name,
         seed=sequence.seed,

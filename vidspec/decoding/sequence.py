@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from vidspec.decoding.loop import LoopClient
 from vidspec.engine.requests import Steps
-from vidspec.events.events import Event, InputsReleased, Prefilled, RejectedToken, Round
+from vidspec.events.events import Event, InputsReleased, Prefilled, RejectedToken, Restarted, Round
 
 if TYPE_CHECKING:
     import torch
@@ -84,6 +84,18 @@ class Sequence(LoopClient):
         self.shared = False
         self.plain_step_s: float | None = None
         self.lossy: LossyRecord | None = None
+
+    def restart(self, why: str) -> None:
+        """Emit ``Restarted`` and begin the text again, with frames that are read again if they were released."""
+        self.end_attempt()
+        self.emit(Restarted(why))
+        self.restore_frames()
+        self.attempt(self.setup)
+
+    def restore_frames(self) -> None:
+        """Read the frames again if an earlier attempt has released them."""
+        if self.job.reread is not None and not self.job.frames.frames.size:
+            self.job = replace(self.job, clip=self.job.reread())
 
     def attempt(self, setup: DecodingSetup) -> None:
         """Begin the text, or begin it again with nothing emitted."""
@@ -179,5 +191,5 @@ class Sequence(LoopClient):
         return self.limits.is_finished([token])
 
 
-#: Continues the text of a prefilled sequence after its first token: one round per verification, or per plain step.
+#: Writes the text of a sequence, a round per target pass.
 ScheduleFunction: TypeAlias = Callable[[Sequence], Steps[None]]

@@ -14,17 +14,14 @@ from vidspec.decoding.admission import check_prompt
 from vidspec.decoding.auto import max_window, measures_passes, prunes_late
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.recurrent_limits import check_states
-from vidspec.decoding.text_history import make_history
 from vidspec.draft_length.pace import WindowController
 from vidspec.drafting.base import DrafterKind, drafter_of
 from vidspec.engine.forward import Engine
-from vidspec.engine.history import TextHistory
 from vidspec.engine.requests import Steps
 from vidspec.engine.sampling import Sampling
-from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError
 from vidspec.events.trace import Trace
-from vidspec.lossy import LossyMethod, lossy
+from vidspec.lossy import lossy
 from vidspec.models.base import EmbeddedPrompt
 from vidspec.models.detokenizer import StopStrings
 from vidspec.models.head import Head
@@ -33,7 +30,7 @@ from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.prompt import encode_prompt
 from vidspec.models.request import CaptionRequest
 from vidspec.models.video_language_model import VideoLanguageModel
-from vidspec.pruning.base import Pruner, make_taps, pruners
+from vidspec.pruning.base import Pruner, pruners
 from vidspec.registry import build_part
 from vidspec.schedule import schedules
 
@@ -42,7 +39,6 @@ if TYPE_CHECKING:
 
     from vidspec.decoding.sequence import ScheduleFunction
     from vidspec.decoding.workers.slot import DraftProcessSlot
-    from vidspec.engine.slab import Slab
 
 __all__ = ["PLAIN_DECODING", "DecodingSetup"]
 
@@ -70,13 +66,13 @@ class DecodingSetup:
         describe: captions a frame for an ensemble's context of that kind.
         sampling: sampling parameters.
         acceptance, drafter, pruner: None if the profile has none.
-        schedule: decodes a prefilled sequence with them.
+        schedule: decodes a clip with them: the profile's schedule, or its method that prunes the target.
         needs: signals of the target's prefill that pruner and drafter read.
         window: the most tokens of a draft window.
+        late: True if a draft that reads during the target's prefill prunes its cache afterwards.
         pace: chooses the windows of the sequential schedule for all clips, if ``draft.gamma`` is auto, and keeps the
             cost of passes for drafters.
         slot: the draft's process, for the parallel schedule only.
-        lossy: decodes instead of the schedule, with a pruned target; None if the profile has none.
     """
 
     profile: Profile
@@ -90,10 +86,10 @@ class DecodingSetup:
     schedule: ScheduleFunction
     needs: frozenset[str]
     window: int
+    late: bool
     pace: WindowController | None = None
     head: Engine[Head] | None = None
     slot: DraftProcessSlot | None = None
-    lossy: LossyMethod | None = None
 
     @classmethod
     def of(
@@ -126,13 +122,13 @@ class DecodingSetup:
             build_rule(profile.accept, target, sampling) if drafter is not None else None,
             drafter,
             pruner,
-            schedules.get(profile.schedule.kind).run,
+            _find_schedule(profile, target),
             frozenset().union(*(part.needs for part in observing if part is not None)),
             max_window(profile),
+            prunes_late(profile, pruner, target),
             WindowController() if measures_passes(profile, drafter) else None,
             Engine(head) if head is not None else None,
             slot if profile.concurrent else None,
-            _build_lossy(profile, target),
         )
 
     def under(self, profile: Profile) -> DecodingSetup:
@@ -179,11 +175,6 @@ class DecodingSetup:
         return self.target
 
     @property
-    def slab(self) -> Slab:
-        """Keys and values of the target."""
-        return self.target.model.decoder.slab
-
-    @property
     def devices(self) -> tuple[torch.device, ...]:
         """Devices of the models in this process, the target's first."""
         return tuple(one.model.device for one in (self.target, self.draft, self.head) if one is not None)
@@ -193,11 +184,6 @@ class DecodingSetup:
         """Models in this process that encode frames, the target first."""
         draft = self.draft if self.profile.shows_the_video else None
         return [engine.model for engine in (self.target, draft) if engine is not None]
-
-    @property
-    def lossless(self) -> bool:
-        """True if the text is the target's own."""
-        return self.profile.lossless
 
     @property
     def limits(self) -> StoppingRules:
@@ -211,42 +197,20 @@ class DecodingSetup:
         """Cache entries needed after a prompt: every row of the last window may be written before the text is cut."""
         return self.profile.generate.max_new_tokens + self.window + 1
 
-    @property
-    def late(self) -> bool:
-        """True if a draft that reads during the target's prefill prunes its cache afterwards."""
-        return prunes_late(self.profile, self.pruner, self.target.model)
-
     def forget(self) -> None:
         """Drop the texts of earlier clips, for drafters that look tokens up in them."""
         if self.drafter is not None:
             self.drafter.forget()
 
-    def make_taps(self, prefix: EmbeddedPrompt) -> Taps | None:
-        """Return observers of the target's prefill; of text rows alone for a head that does not see the video."""
-        text_only = self.pruner is None and not self.profile.shows_the_video
-        return make_taps(self.needs, prefix, text_only=text_only)
-
-    def history(self, prefix: EmbeddedPrompt) -> TextHistory | None:
-        """Return the history of a clip after its prompt, for penalties and a grammar; None if the profile has none."""
-        return make_history(self.profile.generate, self.target.model, prefix.token_ids)
-
     def read(self, request: CaptionRequest, trace: Trace) -> Steps[EmbeddedPrompt]:
         """Build and check the target's prompt.
 
         Raises:
-            GenerationError: prompt and text would exceed the model's context length.
+            GenerationError: prompt and text would exceed the model or memory, of kind ``context`` or ``memory``.
         """
         prefix = yield from encode_prompt(self.target.model, request, trace, "target")
-        self.check(request.path, prefix.length)
+        check_prompt(self, request.path, prefix.length)
         return prefix
-
-    def check(self, path: str, prompt: int) -> None:
-        """Reject a prompt of at least ``prompt`` tokens that, with the text after it, exceeds the model or memory.
-
-        Raises:
-            GenerationError: of kind ``context`` or ``memory``.
-        """
-        check_prompt(self.target.model, path, prompt, self.profile.generate.max_new_tokens, self.room)
 
 
 def _build_drafter(profile: Profile, target: VideoLanguageModel, head: Head | None) -> DrafterKind | None:
@@ -271,9 +235,9 @@ def _build_pruner(profile: Profile, target: VideoLanguageModel) -> Pruner | None
     return build_part(pruners.get(prune.method), prune, depth=target.layers, family=target.family)
 
 
-def _build_lossy(profile: Profile, target: VideoLanguageModel) -> LossyMethod | None:
-    if profile.lossy.method == "none":
-        return None
+def _find_schedule(profile: Profile, target: VideoLanguageModel) -> ScheduleFunction:
+    if not profile.prunes_the_target:
+        return schedules.get(profile.schedule.kind).run
     method = build_part(lossy.get(profile.lossy.method), profile.lossy)
     method.prepare(target)
-    return method
+    return method.run

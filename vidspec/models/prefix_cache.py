@@ -48,7 +48,7 @@ class _CachedSequence:
 
 @dataclass(eq=False)
 class PrefixCache:
-    """Cache of one dialogue, or of one of several prompts.
+    """Cache of one of several questions about a clip.
 
     Attributes:
         seen: vision output by model and pooling.
@@ -76,17 +76,12 @@ class PrefixCache:
         return held + sum(span.room * span.slab.entry_bytes for span in spans.values())
 
     def fork(self) -> PrefixCache:
-        """Return a cache for a concurrent prompt about the same clip."""
+        """Return the cache of a further question about the same clip, which reuses these sequences."""
         fields = self.seen, self.kept, self.states, self.description, self.reading_s
         return PrefixCache(*fields, _earlier_sequences=list(self._current_sequences))
 
-    def begin(self) -> None:
-        """Begin a turn."""
-        self._earlier_sequences += self._current_sequences
-        self._current_sequences, self.reused = [], {}
-
     def end(self) -> None:
-        """Release the sequences of earlier turns, once the turn is answered or its prompts are read."""
+        """Release the sequences of earlier questions, once its prompts are read."""
         self._earlier_sequences.clear()
 
     def find(self, model: LanguageModel, prefix: EmbeddedPrompt) -> PrefixHit | None:

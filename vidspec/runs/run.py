@@ -7,15 +7,14 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, S
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vidspec.decoding.prompts import PromptQueue
+from vidspec.decoding.clip_session import ClipSession
 from vidspec.errors import GenerationError, VidspecError
 from vidspec.escaping import mark_value
 from vidspec.events.compare import first_difference, speed_against
 from vidspec.events.events import Event, Finished, InputsReleased, LoopLoad
 from vidspec.events.observer import RunObserver
 from vidspec.events.record import Caption
-from vidspec.models.prefix_cache import PrefixCache
-from vidspec.models.request import CaptionRequest, DialogueTurn, Question
+from vidspec.models.request import CaptionRequest, DialogueTurn
 from vidspec.runs.formats.base import time_range
 from vidspec.runs.job import CONTEXT, Job, JobConfig
 from vidspec.runs.text_pass import begin_rewrite, begin_summary, end_text_pass
@@ -77,7 +76,8 @@ class _ClipParts:
         self.job, self._config = job.planned_job, config  # has the frames that questions share
         questions = None if job.error is not None else config.questions_of(job)
         self._questions = questions and questions.filled(job.fields)
-        self._prompts: PromptQueue[CaptionRequest] | None = None
+        self._session: ClipSession[CaptionRequest] | None = None  # of questions
+        self._asked: dict[int, CaptionRequest] = {}  # by number of the question
         self._ready: deque[Job] = deque()
         self._waiting: dict[int | None, Job] = {}  # waiting segments, by the one before
         self._early_results: dict[int | None, Job] = {}  # results not due yet, by the part before
@@ -93,16 +93,17 @@ class _ClipParts:
     @property
     def over(self) -> bool:
         """True if all parts received so far have started."""
-        return not (self._ready or self._waiting) and (self._prompts is None or self._prompts.over)
+        return not (self._ready or self._waiting) and (self._session is None or self._session.over)
 
     def add(self, job: Job) -> None:
         """Add the clip with its frames, or a segment of it, from the feed."""
-        if self._questions is not None and self._questions.in_turns:
-            self._add_first_turn()
-        elif self._questions is not None:
-            left = [number for number in range(len(self._questions.texts)) if number not in job.done]
-            asked = [CaptionRequest(job.path, question=Question("prompt", number)) for number in left]
-            self._prompts = PromptQueue(asked, apart=job.run_alone)
+        if self._questions is not None:
+            left = [(number, text) for number, text in enumerate(self._questions.texts) if number not in job.done]
+            if self._questions.in_turns:
+                self._begin_dialogue(left[0][0])
+            else:
+                self._session = ClipSession(job.request(0, None))
+                self._session.add_prompts(left, apart=job.run_alone)
         elif self._config.one_by_one(job) and job.previous != self._last_done:
             self._waiting[job.previous] = job
         else:
@@ -112,24 +113,23 @@ class _ClipParts:
         """Return the next part that can start; None if there is none now."""
         if self._ready:
             return self._ready.popleft()
-        asked = self._prompts.take() if self._prompts is not None else None
-        if asked is None or asked.question is None:
-            return None
-        part = self._question(asked.question)
-        part.cache, self.job.spent = asked.cache, 0.0  # the first includes the reading time
-        return part
+        request = self._session.take() if self._session is not None else None
+        return request and self._question(request)
 
     def mark_read(self, job: Job) -> None:
         """Note that the models have read a part."""
-        if self._prompts is not None:
-            self._prompts.read(job.segment or 0)
+        if self._session is not None:
+            self._session.mark_read(self._asked[job.segment or 0])
 
     def finish_part(self, job: Job) -> list[Job]:
         """Note the result of one part; return the results that are due now, in part order."""
-        if self._prompts is not None:
-            self._prompts.ended()
-        if self._questions is not None and self._questions.in_turns and not job.is_last:
-            self._add_next_turn(job)
+        if self._session is not None and self._questions is not None:
+            answer = job.caption.text_about_video
+            if not self._questions.in_turns:
+                self._session.mark_ended(job.segment or 0)
+            elif not job.is_last:
+                self._session.mark_answered(self._asked[job.segment or 0], answer or "")
+                self._add_turn(failed=answer is None)
         due = []
         self._early_results[job.previous] = job
         while (one := self._early_results.pop(self._last_done, None)) is not None:
@@ -162,35 +162,28 @@ class _ClipParts:
             job.asked = CONTEXT.format(prompt=job.asked or self._config.prompt, previous=mark_value(before))
         return job
 
-    def _question(self, question: Question) -> Job:
-        """Return the part that asks a question about the clip."""
-        assert self._questions is not None
-        part = self.job.part(question.index, len(self._questions.texts))
-        part.question, part.asked = question, self._questions.texts[question.index]
+    def _question(self, request: CaptionRequest) -> Job:
+        """Return the part that asks a question of the session."""
+        assert self._questions is not None and request.question is not None
+        number = request.question.index
+        part, self._asked[number] = self.job.part(number, len(self._questions.texts)), request
+        part.question, part.asked, part.earlier = request.question, request.prompt, request.earlier
+        part.cache, part.spent = request.cache, request.spent
         return part
 
-    def _add_first_turn(self) -> None:
+    def _begin_dialogue(self, first: int) -> None:
         """Queue the first unfinished turn; all later turns run again."""
         assert self._questions is not None
         job, texts = self.job, self._questions.texts
-        first = next(number for number in range(len(texts)) if number not in job.done)
-        job.cache, job.done = PrefixCache(), {number: job.done[number] for number in range(first)}
-        earlier = (DialogueTurn(texts[number], answer or "") for number, answer in job.done.items())
-        self._add_turn(*earlier, failed=None in job.done.values())
+        job.done = {number: job.done[number] for number in range(first)}
+        self._session = ClipSession(job.request(0, None))
+        self._session.exchanges = tuple(DialogueTurn(texts[at], answer or "") for at, answer in job.done.items())
+        self._add_turn(failed=None in job.done.values())
 
-    def _add_next_turn(self, job: Job) -> None:
-        assert self.job.cache is not None and self._questions is not None
-        self.job.cache.end()
-        self.job.spent = 0.0
-        question, answer = self._questions.texts[job.segment or 0], job.caption.text_about_video
-        self._add_turn(*job.earlier, DialogueTurn(question, answer or ""), failed=answer is None)
-
-    def _add_turn(self, *earlier: DialogueTurn, failed: bool) -> None:
-        """Queue the turn after these, with an error if one of them failed."""
-        assert self.job.cache is not None
-        self.job.cache.begin()
-        part = self._question(Question("turn", len(earlier)))
-        part.earlier = earlier
+    def _add_turn(self, *, failed: bool) -> None:
+        """Queue the next turn, with an error if one before it failed."""
+        assert self._session is not None and self._questions is not None
+        part = self._question(self._session.turn(self._questions.texts[len(self._session.exchanges)]))
         if failed:
             part.error = GenerationError(f"{part.path}: the turn before it failed", kind="turn")
         self._ready.append(part)

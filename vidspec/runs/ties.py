@@ -12,6 +12,7 @@ from functools import partial
 import torch
 
 from vidspec.decoding.engine_client import EngineClient
+from vidspec.decoding.text_history import make_history
 from vidspec.engine.requests import run_to_completion
 from vidspec.engine.rows import Rows
 from vidspec.events.compare import first_difference
@@ -67,7 +68,7 @@ def logit_gap(client: EngineClient, request: CaptionRequest, one: Sequence[int],
     logits = prefilled.logits
     for token in one[:first]:
         logits = engine.run([Rows(prefilled.span, [token])])[0].logits[-1]
-    scores, history = logits.float(), client.setup.history(prefix)
+    scores, history = logits.float(), make_history(generate, engine.model, prefix.token_ids)
     size = float(scores.abs().max())
     if history is not None:
         scores = history.changes_for_paths([one[:first]])(scores[None])[0]

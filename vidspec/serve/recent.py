@@ -10,7 +10,8 @@ from collections.abc import Hashable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from vidspec.models.prefix_cache import PrefixCache, VisionOutputs
+from vidspec.decoding.clip_session import ClipSession
+from vidspec.models.prefix_cache import VisionOutputs
 from vidspec.models.request import CaptionRequest, Question
 
 if TYPE_CHECKING:
@@ -24,14 +25,12 @@ KEPT_S = 600.0
 
 
 class _RecentVideo(NamedTuple):
-    clip: Clip
-    cache: PrefixCache
-    nbytes: int
+    session: ClipSession[CaptionRequest]
     answered: float
 
 
 class RecentVideos:
-    """Clips of answered requests with their prefix caches, the least recently used first. For one event loop.
+    """Sessions of clips about which requests were answered, the least recently used first. For one event loop.
 
     Args:
         client: submits the requests.
@@ -45,7 +44,7 @@ class RecentVideos:
     @property
     def nbytes(self) -> int:
         """Bytes that are kept."""
-        return sum(video.nbytes for video in self._videos.values())
+        return sum(video.session.nbytes for video in self._videos.values())
 
     def find(self, request: CaptionRequest) -> CaptionRequest:
         """Return a request with the clip of its key, if there is one, and with a cache.
@@ -54,13 +53,12 @@ class RecentVideos:
         """
         if not self.most:
             return request
-        video, cache = self._videos.get(request.key), PrefixCache()
-        if video is not None:
-            setup = self._client.setup_of(request)
-            exact = setup.profile.lossless and (setup.pruner is None or setup.profile.generate.temperature == 0)
-            cache = video.cache.fork() if exact else PrefixCache(video.cache.seen)
-        question = Question("turn", len(request.earlier))
-        return replace(request, clip=video and video.clip, cache=cache, question=question)
+        request = replace(request, question=Question("turn", len(request.earlier)))
+        if (video := self._videos.get(request.key)) is None:
+            return ClipSession(request).attach(request)
+        setup = self._client.setup_of(request)
+        exact = setup.profile.lossless and (setup.pruner is None or setup.profile.generate.temperature == 0)
+        return video.session.attach(request, exact=exact)
 
     async def add(self, request: CaptionRequest) -> None:
         """Keep the clip of an answered request, which :meth:`find` returned."""
@@ -68,14 +66,16 @@ class RecentVideos:
         if cache is None:
             return
         clip = request.frames
-        cache.end()
         kept = self._videos.get(request.key)
-        if kept is None or kept.clip is not clip:  # without the descriptors of memory shared with a process
+        if (
+            kept is None or kept.session.clip.clip is not clip
+        ):  # without the descriptors of memory shared with a process
             clip, cache.seen = await asyncio.to_thread(_copy, clip, cache.seen)
-        video = _RecentVideo(clip, cache, clip.nbytes + cache.nbytes, time.monotonic())
+        session = ClipSession(replace(request, clip=clip, cache=None))
+        session.mark_read(request)
         self._videos.pop(request.key, None)
-        if video.nbytes <= self.most:
-            self._videos[request.key] = video
+        if session.nbytes <= self.most:
+            self._videos[request.key] = _RecentVideo(session, time.monotonic())
             asyncio.get_running_loop().call_later(KEPT_S, self._drop_old)
         while self.nbytes > self.most:
             self._videos.popitem(last=False)

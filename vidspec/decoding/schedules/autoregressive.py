@@ -11,7 +11,7 @@ __all__ = ["autoregressive", "plain_round"]
 
 
 def autoregressive(sequence: Sequence) -> Steps[None]:
-    """Emit one round per token."""
+    """Continue a text after its first token, a round per token."""
     while not (yield from plain_round(sequence)):
         pass
 
@@ -35,4 +35,10 @@ def plain_round(sequence: Sequence) -> Steps[bool]:
 @schedules.register("autoregressive")
 class Autoregressive(Schedule):
     drafts = False
-    run = staticmethod(autoregressive)
+
+    @staticmethod
+    def run(sequence: Sequence) -> Steps[None]:
+        from vidspec.decoding.prefill import prefill  # imports torch, which a profile is checked without
+
+        if not (yield from prefill(sequence)):
+            yield from autoregressive(sequence)

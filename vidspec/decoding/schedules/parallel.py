@@ -53,7 +53,9 @@ from vidspec.events.events import Mode, Round
 from vidspec.schedule import Schedule, schedules
 
 if TYPE_CHECKING:
+    from vidspec.decoding.sequence import Sequence
     from vidspec.draft_length.base import WindowSize
+    from vidspec.engine.requests import Steps
 
 __all__ = ["ParallelSettings", "Scheduler", "WorkerLost", "WorkerTraceback", "worker_error"]
 
@@ -311,4 +313,10 @@ class Scheduler:
 
 @schedules.register("parallel")
 class Parallel(Schedule):
-    beside = True
+    concurrent = True
+
+    @staticmethod
+    def run(sequence: Sequence) -> Steps[None]:
+        from vidspec.decoding.workers.run import run_parallel  # imports torch, which a profile is checked without
+
+        yield from run_parallel(sequence)

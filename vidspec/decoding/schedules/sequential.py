@@ -14,9 +14,11 @@ from vidspec.schedule import Schedule, schedules
 if TYPE_CHECKING:
     from vidspec.acceptance.base import Verdict
 
+__all__ = ["make_round", "sequential"]
+
 
 def sequential(sequence: Sequence) -> Steps[None]:
-    """Emit one round per verification.
+    """Continue a text after its first token, a round per verification.
 
     A round without a draft is a plain decoding step; the drafter reads its token before it drafts again. The window
     shrinks at the end of the text so that ``max_new_tokens`` is reached exactly; EOS, or a loop that is to be stopped,
@@ -59,20 +61,30 @@ def sequential(sequence: Sequence) -> Steps[None]:
             window.update(len(draft.tokens), len(verdict.path))
         tokens, over = limits.cut(verdict.tokens, sequence.token_ids)
         measured = trace.elapsed() - sequence.text_start, draft_s, gamma if window is not None else 0
-        made = partial(_make_round, sequence, drafter.origin, tokens, verdict, *measured)
+        made = partial(make_round, sequence, drafter.origin, tokens, verdict, *measured)
         sequence.emit_round(tokens, made, last=over)
 
 
-def _make_round(
+def make_round(
     sequence: Sequence,
     drafted: Origin,
     tokens: tuple[int, ...],
     verdict: Verdict,
     elapsed: float,
-    draft_s: float,
-    gamma: int,
+    draft_s: float = 0.0,
+    gamma: int = 0,
 ) -> Round:
-    """Return the event of a verified window of which ``tokens`` are emitted."""
+    """Add the tokens of a verified window to the text and return the window's event.
+
+    Args:
+        sequence: the clip.
+        drafted: origin of drafted tokens.
+        tokens: those that are emitted.
+        verdict: the target's.
+        elapsed: seconds since ``Prefilled``.
+        draft_s: seconds of drafting.
+        gamma: the window in force, if it is chosen by measurement.
+    """
     emitted, draft = len(tokens), verdict.draft
     texts, rejected = sequence.add_text(tokens, verdict.rejected)
     origins = verdict.origins[:emitted]
@@ -97,4 +109,9 @@ def _make_round(
 
 @schedules.register("sequential")
 class Sequential(Schedule):
-    run = staticmethod(sequential)
+    @staticmethod
+    def run(sequence: Sequence) -> Steps[None]:
+        from vidspec.decoding.prefill import prefill
+
+        if not (yield from prefill(sequence)):
+            yield from sequential(sequence)

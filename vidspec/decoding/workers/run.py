@@ -1,4 +1,7 @@
-"""Parallel decoding of one clip: target and draft work at the same time (PEARL; ParallelVLM 4.2; HIPPO 5.2)."""
+"""Parallel decoding of one clip: target and draft work at the same time (PEARL; ParallelVLM 4.2; HIPPO 5.2).
+
+A clip whose draft process is lost is decoded again with a new one.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,25 @@ __all__ = ["run_parallel", "run_rounds"]
 
 
 def run_parallel(sequence: Sequence) -> Steps[None]:
+    """Decode a clip; once more, with a new process, after ``Restarted`` if that of the draft died or hangs.
+
+    Raises:
+        WorkerLost: the second process died or hangs too.
+    """
+    try:
+        yield from _run_attempt(sequence)
+        return
+    except WorkerLost as error:
+        why = error.message  # not the error itself, whose traceback holds the attempt's cache
+    sequence.restart(why)
+    yield from _run_attempt(sequence)
+
+
+def _run_attempt(sequence: Sequence) -> Steps[None]:
     """Decode a clip with the target's passes in this process and the draft in its own (``setup.slot``).
 
-    Emits ``Prefilled``, a round per target pass, and ``InputsReleased`` after the first, as the draft has the frames
-    too. The draft's lane of the trace is filled in at the end.
+    ``InputsReleased`` follows the first round, as the draft has the frames by then too. The draft's lane of the trace
+    is filled in at the end.
 
     Raises:
         WorkerLost: the draft's process died or hangs.

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from types import SimpleNamespace
-from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
+from typing import Any, Generic, NamedTuple, TypeVar, cast, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
 from pydantic.fields import FieldInfo
@@ -198,7 +198,7 @@ class Registry(Generic[T]):
 @cache
 def _entry_points() -> EntryPoints:
     """Entry points of all packages, searched once: that reads files of each, for tens of milliseconds."""
-    return entry_points()
+    return cast("EntryPoints", entry_points())  # Python 3.11 names the type of all groups otherwise
 
 
 def _identity(part: type) -> str:

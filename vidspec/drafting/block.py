@@ -164,12 +164,12 @@ class BlockDrafter(Drafter):
             pairs = _Pairs.of(head, self._last, logits, hidden)
             likeliest, self._probabilities = pairs.likeliest()
         else:
-            pairs, likeliest = None, passed.likeliest[1 : gamma + 1]
+            pairs, likeliest = None, list(passed.likeliest[1 : gamma + 1])
             self._probabilities = [probabilities[0] for _, probabilities in passed.top[1 : gamma + 1]]
         if self.history is not None:
             return self._choose_in_turn(logits, hidden)
         if self.sampling.greedy:
-            return list(likeliest), None
+            return likeliest, None
         uniforms = self._uniforms.ahead(gamma)
         self._uniforms.emitted(gamma)
         if pairs is not None:

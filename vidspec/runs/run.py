@@ -114,7 +114,7 @@ class _ClipParts:
         if self._ready:
             return self._ready.popleft()
         request = self._session.take() if self._session is not None else None
-        return request and self._question(request)
+        return None if request is None else self._question(request)
 
     def mark_read(self, job: Job) -> None:
         """Note that the models have read a part."""

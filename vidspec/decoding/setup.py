@@ -15,6 +15,7 @@ from vidspec.decoding.auto import max_window, measures_passes, prunes_late
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.recurrent_limits import check_states
 from vidspec.decoding.text_history import make_history
+from vidspec.draft_length.costs import PassCosts
 from vidspec.draft_length.pace import WindowController
 from vidspec.drafting.base import DrafterKind, drafter_of
 from vidspec.engine.forward import Engine
@@ -73,8 +74,9 @@ class DecodingSetup:
         schedule: decodes a prefilled sequence with them.
         needs: signals of the target's prefill that pruner and drafter read.
         window: the most tokens of a draft window.
+        costs: measured times of passes.
         pace: chooses the windows of the sequential schedule for all clips, if ``draft.gamma`` is auto, and keeps the
-            cost of passes for drafters.
+            prices of passes for drafters.
         slot: the draft's process, for the parallel schedule only.
         lossy: decodes instead of the schedule, with a pruned target; None if the profile has none.
     """
@@ -90,6 +92,7 @@ class DecodingSetup:
     schedule: ScheduleFunction
     needs: frozenset[str]
     window: int
+    costs: PassCosts
     pace: WindowController | None = None
     head: Engine[Head] | None = None
     slot: DraftProcessSlot | None = None
@@ -116,6 +119,7 @@ class DecodingSetup:
         sampling = Sampling(**profile.generate.sampling)
         drafter = _build_drafter(profile, target, head)
         pruner = _build_pruner(profile, target)
+        costs = PassCosts()
         observing = (drafter, pruner, head if profile.drafts_with_a_head else None)
         return cls(
             profile,
@@ -129,7 +133,8 @@ class DecodingSetup:
             schedules.get(profile.schedule.kind).run,
             frozenset().union(*(part.needs for part in observing if part is not None)),
             max_window(profile),
-            WindowController() if measures_passes(profile, drafter) else None,
+            costs,
+            WindowController(costs) if measures_passes(profile, drafter) else None,
             Engine(head) if head is not None else None,
             slot if profile.concurrent else None,
             _build_lossy(profile, target),

@@ -17,7 +17,7 @@ SPIKE = 2.0
 #: Uncertainty of the priors, and of a measured time.
 ROW_OFF, CLIP_OFF, TIME_OFF = 0.04, 0.1, 0.05
 #: Half-life of a pass in passes; passes kept per width; widths kept.
-HALF, MEMORY, WIDTHS = 128, 9, 24
+HALF, MEMORY, WIDTHS = 256, 9, 24
 #: All widths are fitted again after this many passes, or when one has changed.
 AGAIN = 16
 

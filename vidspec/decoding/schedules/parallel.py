@@ -53,7 +53,7 @@ from vidspec.events.events import Mode, Round
 from vidspec.schedule import Schedule, schedules
 
 if TYPE_CHECKING:
-    from vidspec.draft_length.base import WindowSize
+    from vidspec.draft_length.gamma import WindowSize
 
 __all__ = ["ParallelSettings", "Scheduler", "WorkerLost", "WorkerTraceback", "worker_error"]
 
@@ -152,7 +152,6 @@ class Scheduler:
         if isinstance(result, Proposed):
             return self._add_proposed(result)
         if isinstance(result, Verdict):
-            self.gamma.add_target_pass(self._pending + 1, result.seconds)
             return self._settle(result)
         if isinstance(result, KeptTokensMessage):
             if self.settings.late:
@@ -190,8 +189,6 @@ class Scheduler:
 
     def _add_proposed(self, result: Proposed) -> tuple[list[OutgoingMessage], Round | None]:
         self._draft_s += result.seconds
-        if result.seconds > 0:
-            self.gamma.add_draft_pass(result.seconds)
         if result.epoch != self._epoch:
             self._aborted += 1
             return [], None

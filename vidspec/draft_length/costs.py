@@ -47,6 +47,12 @@ class PassCosts:
         if lane == "target":
             self._recent = {one: (FADE * a, FADE * b, FADE * c) for one, (a, b, c) in self._recent.items()}
 
+    def lines(self) -> list[str]:
+        """Return the table: a heading, and a line for each lane, number of clips and number of rows; empty if it is."""
+        rows = [(lane, *one) for lane, times in self._times.items() for one in times.measured()]
+        lines = [f"{lane:<6} {clips:>5} {n:>5} {1e3 * s:>9.2f} {count:>7}" for lane, clips, n, s, count in rows]
+        return [f"{'pass':<6} {'clips':>5} {'rows':>5} {'median ms':>9} {'passes':>7}", *lines] if lines else []
+
     @property
     def clips(self) -> int:
         """Recent number of clips per pass of the target, at least 1."""

@@ -61,16 +61,17 @@ class TimeCurve:
 class _WidthTimes:
     """Passes of nearly one width."""
 
-    __slots__ = ("_rows", "_seconds", "clips", "fitted", "last", "rows", "seconds")
+    __slots__ = ("_rows", "_seconds", "clips", "count", "fitted", "last", "rows", "seconds")
 
     def __init__(self, clips: int) -> None:
         self.clips = clips
         self.rows = self.seconds = self.fitted = 0.0
-        self.last = 0
+        self.count = self.last = 0
         self._rows: deque[int] = deque(maxlen=MEMORY)
         self._seconds: deque[float] = deque(maxlen=MEMORY)
 
     def add(self, rows: int, seconds: float, now: int) -> None:
+        self.count += 1
         self._rows.append(rows)
         self._seconds.append(seconds)
         self.rows, self.seconds, self.last = median_low(self._rows), median_low(self._seconds), now
@@ -120,6 +121,10 @@ class PassTimes:
         width.add(rows, seconds, self.passes)
         if abs(width.seconds - width.fitted) > 0.02 * width.fitted or self.passes - self._fitted >= AGAIN:
             self._fitted = -1
+
+    def measured(self) -> list[tuple[int, int, float, int]]:
+        """Return clips, rows, median seconds and number of passes of each width, in this order."""
+        return sorted((one.clips, int(one.rows), one.seconds, one.count) for one in self._widths.values())
 
     def since(self, clips: int, rows: int) -> float:
         """Return the number of passes since one of about this size."""

@@ -22,6 +22,7 @@ from vidspec.captioner import Captioner
 from vidspec.decoding.clip_inputs import ClipInputs
 from vidspec.decoding.dialogue import Dialogue
 from vidspec.decoding.engine_client import EngineClient
+from vidspec.draft_length.costs import PassCosts
 from vidspec.errors import DeviceError, GenerationError, ModelError, VideoError
 from vidspec.events.events import Event, Finished, InputsReleased, LoopLoad, Opened, Prefilled, Round
 from vidspec.events.record import Caption
@@ -141,6 +142,7 @@ PARTS: dict[str, Any] = {
     "slot": None,
     "drafter": None,
     "pruner": None,
+    "costs": PassCosts(),
 }
 
 

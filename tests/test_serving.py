@@ -243,7 +243,7 @@ def test_how_many_at_once_follows_from_what_passes_take(small_captioner, clips, 
     """Without a number: here twice as many always seem to give twice the tokens, so the most grows."""
     monkeypatch.setattr("vidspec.decoding.engine_thread.EVERY", 0.0)
     monkeypatch.setattr("vidspec.draft_length.batch.PASSES", 2)
-    monkeypatch.setattr("vidspec.draft_length.batch.BatchSize.rate", lambda self, n: n)
+    monkeypatch.setattr("vidspec.draft_length.batch.batch_rate", lambda costs, n: n)
     expected, _ = served(small_captioner, arrivals(clips), 1)
     ended, loads = served(small_captioner, arrivals(clips), None)
     most = [load.batch for load in loads]

@@ -15,7 +15,8 @@ from research import speed
 from research.replay.simulated import SimulatedWorkers, simulate
 from research.replay.virtual import Costs, Run, Text, simulate_sequential
 from vidspec.decoding.schedules.parallel import ParallelSettings, Scheduler
-from vidspec.draft_length.base import WindowSize
+from vidspec.draft_length.costs import PassCosts
+from vidspec.draft_length.gamma import WindowSize
 
 __all__ = ["Prefill", "Times", "even_lengths", "geometric_lengths", "parallel_run", "sequential_run", "speedup"]
 
@@ -75,13 +76,23 @@ def even_lengths(mean: float, count: int = 400) -> list[int]:
     return [b - a for a, b in pairwise(marks)]
 
 
-def parallel_run(text: Text, times: Times, window: WindowSize, tokens: int, startup: int | None = None) -> Run:
-    """Simulate ``tokens`` tokens by the parallel schedule. ``startup``: see ``ParallelSettings``."""
+def parallel_run(
+    text: Text,
+    times: Times,
+    window: WindowSize,
+    tokens: int,
+    startup: int | None = None,
+    measured: PassCosts | None = None,
+) -> Run:
+    """Simulate ``tokens`` tokens by the parallel schedule.
+
+    ``startup``: see ``ParallelSettings``; ``measured``: see ``SimulatedWorkers``.
+    """
     prefill = times.prefill
     settings = ParallelSettings(
         tokens, overlap=prefill.overlap, startup=startup, await_kept=prefill.signals is not None
     )
-    return simulate(Scheduler(settings, window), SimulatedWorkers(text, times.costs()))
+    return simulate(Scheduler(settings, window), SimulatedWorkers(text, times.costs(), measured=measured))
 
 
 def sequential_run(text: Text, times: Times, gamma: int, tokens: int) -> Run:

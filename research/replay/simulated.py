@@ -30,6 +30,7 @@ from vidspec.decoding.protocol import (
     WorkerResult,
 )
 from vidspec.decoding.schedules.parallel import Scheduler
+from vidspec.draft_length.costs import PassCosts
 from vidspec.events.events import Round
 
 __all__ = ["Deadlock", "SimulatedWorkers", "drive", "simulate"]
@@ -66,10 +67,17 @@ class SimulatedWorkers:
 
     Args:
         tie: orders events of the same instant; a random one explores the orders that a real machine may show.
+        measured: receives the times of all passes.
     """
 
-    def __init__(self, text: Text, costs: Costs, tie: Callable[[], float] = lambda: 0.0) -> None:
-        self.text, self.costs, self.tie = text, costs, tie
+    def __init__(
+        self,
+        text: Text,
+        costs: Costs,
+        tie: Callable[[], float] = lambda: 0.0,
+        measured: PassCosts | None = None,
+    ) -> None:
+        self.text, self.costs, self.tie, self.measured = text, costs, tie, measured or PassCosts()
         self.now = 0.0
         self.blocks: list[Block] = []
         self.draft_forwards = 0
@@ -148,6 +156,7 @@ class SimulatedWorkers:
         self._answer("target", PromptRead("target", self.costs.target_prefill, token))
 
     def _verified(self, message: Verify, seconds: float) -> None:
+        self.measured.add("target", 1, len(message.window) + 1, seconds)
         accepted, token = verified(self.text, self.target.text, message.window)
         self.target.text.append(token)
         self.target.busy = False
@@ -205,6 +214,7 @@ class SimulatedWorkers:
         self._draft_on()
 
     def _drafted(self, seconds: float) -> None:
+        self.measured.add("draft", 1, 1, seconds)
         self.draft.busy = False
         self._propose(seconds)
         self._draft_on()

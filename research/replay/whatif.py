@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from research import speed
 from research.replay.predict import Times, geometric_lengths, parallel_run, sequential_run, speedup
 from research.replay.virtual import Pattern, Run, Text
-from vidspec.draft_length.base import WindowSize
+from vidspec.draft_length.costs import PassCosts
 from vidspec.draft_length.gamma import AutoGamma, FixedGamma, Rounding, settled_window
 from vidspec.draft_length.speed import chain_tokens
 
@@ -52,7 +52,6 @@ def what_if(
     # One after the other: without overlap the sequential schedule reads its prompts in turn.
     apart = replace(times, prefill=replace(times.prefill, overlap=False, signals=None))
     texts = [_text(beta, tokens, seed + i) for i in range(max(1, SIMULATED // tokens))]
-    sizes = [AutoGamma(rounding=rounding, highest=HIGHEST_GAMMA) if gamma is None else FixedGamma(gamma) for _ in texts]
     return [
         _estimate("autoregressive", 0, 1.0, [sequential_run(texts[0], apart, 0, tokens)], apart),
         _estimate(
@@ -66,7 +65,7 @@ def what_if(
             "parallel",
             window,
             speed.parallel_with_abort(beta, window, tp1, tp, times.draft),
-            [_parallel(text, times, size, tokens) for text, size in zip(texts, sizes, strict=True)],
+            [_parallel(text, times, gamma, tokens, rounding) for text in texts],
             times,
         ),
         Estimate(
@@ -87,10 +86,13 @@ def _text(beta: float, tokens: int, seed: int) -> Pattern:
     return Pattern.of_lengths(geometric_lengths(beta / (1 - beta), max(20, round(tokens * (1 - beta))), seed))
 
 
-def _parallel(text: Text, times: Times, size: WindowSize, tokens: int) -> Run:
+def _parallel(text: Text, times: Times, gamma: int | None, tokens: int, rounding: Rounding) -> Run:
+    measured = PassCosts()
+    auto = AutoGamma(measured, rounding=rounding, highest=HIGHEST_GAMMA)
+    size = auto if gamma is None else FixedGamma(gamma)
     if times.prefill.target == 0:  # the draft needs some time for its start-up tokens
         times = replace(times, prefill=replace(times.prefill, target=times.verify(1)))
-    return parallel_run(text, times, size, tokens, size.gamma)
+    return parallel_run(text, times, size, tokens, size.gamma, measured)
 
 
 def _estimate(method: str, gamma: int, formula: float, runs: list[Run], times: Times) -> Estimate:

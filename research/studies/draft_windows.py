@@ -28,6 +28,7 @@ from vidspec.bench.tables import table
 from vidspec.bench.turns import rotate
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
+from vidspec.draft_length.costs import PassCosts
 from vidspec.draft_length.pace import WindowController
 from vidspec.embedded.samples import shipped
 from vidspec.events.record import Caption
@@ -88,7 +89,8 @@ def measure(
     for captioner in captioners.values():
         captioner.caption(clips[0], clip=frames[clips[0]])
         if captioner.client.setup.pace is not None:
-            captioner.client.setup.pace = WindowController()
+            captioner.client.setup.costs = costs = PassCosts()
+            captioner.client.setup.pace = WindowController(costs)
     gc.collect()
     gc.freeze()
     for turn in range(repeats):

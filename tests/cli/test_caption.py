@@ -19,6 +19,7 @@ from vidspec import video
 from vidspec.cli.report import print_failure, summary
 from vidspec.cli.start import REAL
 from vidspec.config.prompts import STYLES
+from vidspec.draft_length.costs import PassCosts
 from vidspec.embedded.notes import NOTICE as WARNING
 from vidspec.errors import DeviceError, ModelError, VideoError
 from vidspec.events.events import Finished, Restarted
@@ -688,6 +689,23 @@ def test_verbose_says_what_is_loaded_and_where_time_goes(vidspec):
     assert f"  ended: eos; {times}" in ran.err and times not in plain.err
     both = vidspec("caption", "good.mp4", "-v", "--quiet")
     assert both.code == 2 and "--quiet and --verbose exclude each other" in both.err
+
+
+def test_verbose_ends_with_the_measured_times_of_passes(vidspec, monkeypatch):
+    costs = PassCosts()
+    for _ in range(3):
+        costs.add("draft", 1, 1, 0.0012, passes=5)
+        costs.add("target", 1, 6, 0.01234)
+    costs.add("target", 1, 1, 0.008)
+    monkeypatch.setitem(PARTS, "costs", costs)
+    table = [
+        "pass   clips  rows median ms  passes",
+        "target     1     1      8.00       1",
+        "target     1     6     12.34       3",
+        "draft      1     1      1.20       3",
+    ]
+    assert vidspec("caption", "good.mp4", "-v").err.splitlines()[-4:] == table
+    assert table[0] not in vidspec("caption", "good.mp4").err
 
 
 def test_how_a_caption_ended_is_said(vidspec, monkeypatch):

@@ -123,9 +123,10 @@ class ParallelScenario:
             signals=reading * rng.choice([0.0, 0.4, 1.0, 1.5]) if await_kept else None,
             latency=lambda: way if whole else way * rng.random(),
         )
-        gamma = AutoGamma(highest=9) if rng.random() < 0.3 else FixedGamma(rng.choice([1, 2, 3, 5, 8]))
-        self.scheduler = Scheduler(self.settings, gamma)
         self.workers = WatchedWorkers(self.text, costs, tie=rng.random)
+        auto = AutoGamma(self.workers.measured, highest=9)
+        gamma = auto if rng.random() < 0.3 else FixedGamma(rng.choice([1, 2, 3, 5, 8]))
+        self.scheduler = Scheduler(self.settings, gamma)
 
     def run(self):
         """The rounds, each checked as it comes."""

@@ -231,8 +231,9 @@ def test_start_up_tokens_fill_the_targets_prefill():
 def test_the_window_follows_the_measured_times():
     """ParallelVLM Table 3: T_p = 420 ms, T_q = 46.6 ms, gamma 9."""
     costs = Costs(lambda rows: 0.420, lambda: 0.0466, target_prefill=1.0)
-    one = Scheduler(ParallelSettings(200, startup=2), AutoGamma(start=2))
-    rounds = simulate(one, SimulatedWorkers(Pattern(lambda i: True), costs)).rounds
+    workers = SimulatedWorkers(Pattern(lambda i: True), costs)
+    one = Scheduler(ParallelSettings(200, startup=2), AutoGamma(workers.measured, start=2))
+    rounds = simulate(one, workers).rounds
     assert rounds[1].gamma == 2 and {round_.gamma for round_ in rounds[3:]} == {9}
     assert {round_.pending for round_ in rounds[4:-2]} == {8}
 

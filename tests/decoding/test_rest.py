@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from tests.decoding.toys import GREEDY, ToyEngine, greedy_text, on_tables, proposed, random_table, rounds_of
+from tests.draft_length.lockstep import informed
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.schedules.autoregressive import autoregressive
 from vidspec.decoding.schedules.sequential import sequential
-from vidspec.draft_length.pace import WindowController
 from vidspec.draft_length.trees import CHAIN
 from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.chain import ChainDrafter
@@ -20,9 +20,7 @@ CALLS = 12
 
 
 def hopeless():
-    pace = WindowController()
-    pace.learn(lambda rows: 10.0, 9.0, 0.0)
-    return pace
+    return informed(lambda rows: 10.0, 9.0, 0.0)
 
 
 def sequence(kind, pace, limits=LIMITS):

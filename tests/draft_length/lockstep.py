@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from vidspec.draft_length.pace import WindowController
 from vidspec.draft_length.speed import chain_tokens
-from vidspec.draft_length.window import DraftWindow
+from vidspec.draft_length.window import AcceptanceEstimate, DraftWindow
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Machine:
                 if late and lane == "draft":  # the first pass
                     rows, late = rows + late, 0
                     seconds = self.draft(clips, rows)
-                pace.add_pass(lane, clips, rows, self.measured(seconds))
+                pace.costs.add(lane, clips, rows, self.measured(seconds))
             for window, gamma in zip(windows, gammas, strict=True):
                 unread[window] = 0 if gamma else unread[window] + 1
             for window, gamma, beta, rest in zip(windows, gammas, betas, rests, strict=True):
@@ -71,6 +71,18 @@ class Machine:
                     accepted += 1
                 window.update(gamma, accepted)
         return seen
+
+
+def informed(verify: Callable[[int], float], tq: float, beta: float) -> WindowController:
+    """A controller that has measured passes of one clip: the target's by rows, the draft's over one token."""
+    pace = WindowController()
+    for _ in range(3):
+        for rows in (*range(1, 17), *range(17, pace.highest + 1, 4), pace.highest + 1):
+            pace.costs.add("target", 1, rows, verify(rows))
+        pace.costs.add("draft", 1, 1, tq)
+    pace.prices.rounds = 3  # the first rounds are over
+    pace._acceptance = AcceptanceEstimate(beta, 16)
+    return pace
 
 
 def bandwidth(draft_clip: float, seed: int = 0) -> Machine:

@@ -3,20 +3,22 @@
 import pytest
 
 from tests.draft_length.lockstep import Machine, bandwidth, compute
-from vidspec.draft_length.batch import PASSES, SIZES, START, BatchSize
+from vidspec.draft_length.batch import PASSES, SIZES, START, BatchSize, batch_rate
+from vidspec.draft_length.costs import PassCosts
 
 
 def served(machine, gamma, rounds, chained=True, clips=None):
     """The most clips at once after so many rounds of a folder that always has more."""
-    size = BatchSize()
+    size, costs = BatchSize(), PassCosts()
     seen = [size.most]
     for _ in range(rounds):
         n = min(size.most, clips or size.most)
         if gamma and chained:
-            size.add_pass("draft", n, n, machine.measured(machine.draft(n, n)), gamma)
+            costs.add("draft", n, n, machine.measured(machine.draft(n, n)), gamma)
         for _ in range(0 if chained else gamma):
-            size.add_pass("draft", n, n, machine.measured(machine.draft(n, n)))
-        size.add_pass("target", n, n * (gamma + 1), machine.measured(machine.verify(n, n * (gamma + 1))))
+            costs.add("draft", n, n, machine.measured(machine.draft(n, n)))
+        costs.add("target", n, n * (gamma + 1), machine.measured(machine.verify(n, n * (gamma + 1))))
+        size.add_pass(n, costs)
         if size.most != seen[-1]:
             seen.append(size.most)
     return seen
@@ -59,12 +61,21 @@ def test_it_settles_near_the_best(gamma, seed):
 def test_draft_passes_count_one_by_one_or_as_a_chain():
     machine = Machine(lambda n, rows: 10.0 + 0.01 * rows, lambda n, rows: 3.0 * n, noise=0.0, spikes=0.0)
     for chained in (True, False):
-        size = BatchSize()
+        costs = PassCosts()
         for _ in range(PASSES - 1):
             for _ in range(1 if chained else 5):
-                size.add_pass("draft", 8, 8, 24.0, 5 if chained else 1)
-            size.add_pass("target", 8, 48, machine.verify(8, 48))
-        assert size.rate(8) == pytest.approx(8 / (5 * 24 + 10.48), rel=0.02)
+                costs.add("draft", 8, 8, 24.0, 5 if chained else 1)
+            costs.add("target", 8, 48, machine.verify(8, 48))
+        assert batch_rate(costs, 8) == pytest.approx(8 / (5 * 24 + 10.48), rel=0.02)
+
+
+def test_passes_that_grow_trees_count_with_their_rows():
+    costs = PassCosts()
+    for _ in range(PASSES):
+        for rows in (1, 4, 4):
+            costs.add("tree", 8, 8 * rows, 2.0 + rows)
+        costs.add("target", 8, 80, 10.0)
+    assert batch_rate(costs, 8) == pytest.approx(8 / (3 + 6 + 6 + 10), rel=0.05)
 
 
 def test_nothing_is_concluded_from_a_few_clips():

@@ -4,26 +4,28 @@ from itertools import pairwise
 
 import pytest
 
-from vidspec.draft_length.blocks import FIRST, REST, BlockController
-from vidspec.draft_length.costs import RoundCosts
+from vidspec.draft_length.blocks import FIRST, BlockController
+from vidspec.draft_length.costs import PassCosts
+from vidspec.draft_length.prices import TokenPrices
+from vidspec.draft_length.trials import REST
 
 
-class Costs(RoundCosts):
-    """Costs of which a row of the target and a block's pass take so many tokens."""
+class Prices(TokenPrices):
+    """Prices by which a row of the target and a block's pass take so many tokens."""
 
     def __init__(self, row, block):
-        super().__init__(0.98)
+        super().__init__(PassCosts(), 0.98)
         self.row, self.block = row, block
 
     def row_prices(self, rows):
         return [self.row * count for count in range(rows + 1)]
 
-    def price_of_pass(self, rows):
+    def of_pass(self, lane, rows):
         return self.block
 
 
 def controller(row, block, accepted=15):
-    made = BlockController(Costs(row, block))
+    made = BlockController(Prices(row, block))
     for _ in FIRST:
         made.add_block(16, [0.9] * 15, accepted)
     return made
@@ -45,7 +47,7 @@ def test_as_many_positions_are_verified_as_are_worth_their_rows(row, probabiliti
 
 
 def test_the_first_windows_measure_the_cost_of_rows():
-    made, seen = BlockController(RoundCosts(0.98)), []
+    made, seen = BlockController(TokenPrices(PassCosts(), 0.98)), []
     for _ in FIRST:
         seen.append(made.window([0.9] * 15))
         made.add_block(16, [0.9] * 15, 15)
@@ -56,14 +58,14 @@ def test_the_first_windows_measure_the_cost_of_rows():
 def test_drafts_that_cost_more_than_they_gain_rest_for_longer_and_longer():
     made, rests = controller(0.1, 1.0, accepted=0), []
     for _ in range(4):
-        begun = made.costs.rounds
+        begun = made.prices.rounds
         while made.rest():
-            made.costs.rounds += 1
-        rests.append(made.costs.rounds - begun)
+            made.prices.rounds += 1
+        rests.append(made.prices.rounds - begun)
         made.add_block(16, [0.9] * 15, 0)
     assert rests[0] >= REST and all(later >= earlier for earlier, later in pairwise(rests))
     while made.rest():
-        made.costs.rounds += 1
+        made.prices.rounds += 1
     made.add_block(16, [0.9] * 15, 12)  # one draft that gains ends the rest
     assert not made.rest()
 
@@ -71,5 +73,5 @@ def test_drafts_that_cost_more_than_they_gain_rest_for_longer_and_longer():
 def test_a_rest_ends_where_the_number_of_clips_is_another():
     made = controller(0.1, 1.0, accepted=0)
     assert made.rest()
-    made.costs.clips = 8
+    made.prices.clips = 8
     assert not made.rest()

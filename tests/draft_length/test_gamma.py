@@ -1,5 +1,8 @@
+"""Windows of the parallel schedule: the paper's ratio, and the one that follows measured passes."""
+
 import pytest
 
+from vidspec.draft_length.costs import PassCosts
 from vidspec.draft_length.gamma import AutoGamma, FixedGamma, window_for
 
 
@@ -27,61 +30,76 @@ def test_times_must_be_positive(tp, tq):
         window_for(tp, tq)
 
 
+def auto(start=5, **options):
+    return AutoGamma(PassCosts(), start, **options)
+
+
 def measured(auto, tp, tq, passes=12, rows=None):
     for _ in range(passes):
-        auto.add_draft_pass(tq)
-        auto.add_target_pass(rows or auto.gamma, tp)
+        auto.costs.add("draft", 1, 1, tq)
+        auto.costs.add("target", 1, rows or auto.gamma, tp)
     return auto.gamma
 
 
 def test_the_first_measurement_sets_the_window():
-    auto = AutoGamma(start=5)
-    assert measured(auto, 420, 46.6, passes=1) == 9
+    assert measured(auto(), 420, 46.6, passes=1) == 9
+
+
+def test_a_clip_begins_with_the_window_of_the_clips_before_it():
+    first = auto()
+    assert measured(first, 440, 46.6) == AutoGamma(first.costs).gamma == 9
 
 
 def test_it_does_not_swing_about_a_whole_number():
-    auto = AutoGamma(start=5)
-    assert measured(auto, 4.05, 1.0) == 4
+    one = auto()
+    assert measured(one, 4.05, 1.0) == 4
     for ratio in (3.95, 4.1, 3.9, 5.1, 4.9, 3.87, 5.14):
-        assert measured(auto, ratio, 1.0) == 4
-    assert measured(auto, 5.3, 1.0) == 5
-    assert measured(auto, 4.9, 1.0) == 5
+        assert measured(one, ratio, 1.0) == 4
+    assert measured(one, 5.3, 1.0) == 5
+    assert measured(one, 4.9, 1.0) == 5
 
 
 def test_one_slow_pass_changes_nothing():
-    auto = AutoGamma(start=5)
-    measured(auto, 4.5, 1.0)
-    auto.add_target_pass(4, 40.0)
-    assert auto.gamma == 4
+    one = auto()
+    measured(one, 4.5, 1.0)
+    one.costs.add("target", 1, 4, 40.0)
+    assert one.gamma == 4
 
 
 def test_it_settles_where_window_and_pass_agree():
-    auto = AutoGamma(start=2)
+    one = auto(start=2)
     for _ in range(200):
-        auto.add_draft_pass(1.0)
-        auto.add_target_pass(auto.gamma, 4 + 0.5 * auto.gamma)  # T_p(gamma) = gamma at 8
-    assert 6 <= auto.gamma <= 8
+        one.costs.add("draft", 1, 1, 1.0)
+        one.costs.add("target", 1, one.gamma, 4 + 0.5 * one.gamma)  # T_p(gamma) = gamma at 8
+    assert 6 <= one.gamma <= 8
 
 
-def test_passes_over_a_window_count_more_than_those_over_one_token():
-    auto = AutoGamma(start=5)
-    assert measured(auto, 3.5, 1.0, rows=1) == 3
-    assert measured(auto, 6.5, 1.0) == 6
-    assert measured(auto, 3.5, 1.0, rows=1) == 6
+def test_a_pass_over_one_token_says_little_of_one_over_a_window():
+    one = auto()
+    assert measured(one, 6.5, 1.0) == 6
+    assert measured(one, 3.5, 1.0, rows=1) == 6
+
+
+def test_a_pass_that_other_clips_share_takes_as_long_as_it_takes():
+    one = auto()
+    for _ in range(12):
+        one.costs.add("draft", 1, 1, 1.0)
+        one.costs.add("target", 4, 4 * one.gamma, 9.5)
+    assert one.gamma == 9
 
 
 def test_it_rounds_up_for_self_drafting():
-    auto = AutoGamma(start=5, rounding="up")
-    assert measured(auto, 78.3, 46.6) == 2
-    assert measured(auto, 2.1, 1.0) == 2
-    assert measured(auto, 2.2, 1.0) == 3
+    one = auto(rounding="up")
+    assert measured(one, 78.3, 46.6) == 2
+    assert measured(one, 2.1 * 46.6, 46.6) == 2
+    assert measured(one, 2.2 * 46.6, 46.6) == 3
 
 
 def test_it_stays_within_its_limits():
-    assert measured(AutoGamma(start=5, lowest=3), 1.0, 1.0) == 3
-    assert measured(AutoGamma(start=5, highest=8), 50.0, 1.0) == 8
-    assert measured(AutoGamma(start=5), 1.0, 0.0) == 5
+    assert measured(auto(lowest=3), 1.0, 1.0) == 3
+    assert measured(auto(highest=8), 50.0, 1.0) == 8
+    assert measured(auto(), 1.0, 0.0) == 5
     with pytest.raises(ValueError, match="gamma must satisfy"):
-        AutoGamma(start=40)
+        auto(start=40)
     with pytest.raises(ValueError, match="at least 1"):
         FixedGamma(0)

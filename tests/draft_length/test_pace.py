@@ -7,12 +7,13 @@ from itertools import pairwise
 import pytest
 
 from research.speed import best_window
-from tests.draft_length.lockstep import Machine, bandwidth, compute, processor
+from tests.draft_length.lockstep import Machine, bandwidth, compute, informed, processor
 from tests.tiers import full_but
 from vidspec.draft_length.allot import allot_windows
-from vidspec.draft_length.pace import DOUBLINGS, HEARD, REST, TRIAL, TRIAL_SHARE, WindowController
+from vidspec.draft_length.pace import TRIAL, TRIAL_SHARE, WindowController
 from vidspec.draft_length.passes import TimeCurve
 from vidspec.draft_length.speed import chain_tokens
+from vidspec.draft_length.trials import DOUBLINGS, REST
 
 
 def passes(rows):
@@ -194,17 +195,14 @@ def test_clips_that_come_and_go():
 @pytest.mark.parametrize(("beta", "tq"), [(0.5, 1.0), (0.8, 1.0), (0.95, 0.5), (0.7, 3.0)])
 @pytest.mark.parametrize("told", [False, True])
 def test_one_clip_comes_near_the_best_window(beta, tq, told):
-    pace = WindowController()
-    if told:
-        pace.learn(passes, tq, 0.8)
+    pace = informed(passes, tq, 0.8) if told else WindowController()
     machine = one_clip(tq)
     seen = machine.decode(pace, [pace.window()], [beta], 600)
     assert machine.rate(seen[300:], [beta]) > 0.96 * best_window(beta, passes, tq)[1]
 
 
 def test_it_follows_a_text_that_becomes_easier():
-    pace = WindowController()
-    pace.learn(passes, 1.0, 0.5)
+    pace = informed(passes, 1.0, 0.5)
     window, machine = pace.window(), one_clip(1.0)
     machine.decode(pace, [window], [0.4], 300)
     narrow = window.gamma
@@ -214,8 +212,7 @@ def test_it_follows_a_text_that_becomes_easier():
 
 def test_a_machine_that_became_slower_changes_nothing():
     """Only ratios count."""
-    pace = WindowController()
-    pace.learn(passes, 1.0, 0.8)
+    pace = informed(passes, 1.0, 0.8)
     window = pace.window()
     one_clip(1.0).decode(pace, [window], [0.8], 300)
     slower = one_clip(1.0, scale=3.0)
@@ -224,8 +221,7 @@ def test_a_machine_that_became_slower_changes_nothing():
 
 
 def test_a_hopeless_draft_rests_and_is_tried_again():
-    pace = WindowController()
-    pace.learn(passes, 8.0, 0.9)
+    pace = informed(passes, 8.0, 0.9)
     machine = one_clip(8.0)
     seen = machine.decode(pace, [pace.window()], [0.1], 1000)
     settled = [gammas[0] for gammas in seen[60:]]
@@ -276,11 +272,9 @@ def test_a_draft_that_rests_computes_no_windows(monkeypatch):
     machine.decode(pace, [window], [0.0], 120)
     calls = []
     monkeypatch.setattr(module, "allot_windows", lambda *given: calls.append(given) or allot_windows(*given))
-    heard = pace.costs.verify.passes
     seen = machine.decode(pace, [window], [0.0], 200)
     trials = sum(gammas[0] > 0 for gammas in seen)
     assert trials <= 2 and len(calls) <= 2 * trials
-    assert pace.costs.verify.passes - heard <= (HEARD + 3) * (trials + 1)
 
 
 def test_trials_of_many_clips_share_a_round():
@@ -292,22 +286,19 @@ def test_trials_of_many_clips_share_a_round():
 
 
 def test_a_gain_within_the_slack_moves_nothing():
-    stays = WindowController(slack=10.0)
-    window = stays.window(8)
-    assert window.gamma == 8
-    stays.learn(passes, 1.0, 0.3)
-    assert window.gamma == 8
-    eager = WindowController(slack=0.0)
-    window = eager.window(8)
-    assert window.gamma == 8
-    eager.learn(passes, 1.0, 0.3)
-    assert window.gamma == best_window(0.3, passes, 1.0)[0] != 8
+    for slack, gamma in ((10.0, 8), (0.0, best_window(0.3, passes, 1.0)[0])):
+        pace = informed(passes, 1.0, 0.3)
+        pace.slack = slack
+        window = pace.window(8)
+        assert window.chosen != 8, "a new clip changes windows at once"
+        window._state.chosen = 8
+        pace.costs.add("target", 1, 9, passes(9))
+        assert window.gamma == gamma
 
 
 def test_outcomes_count_where_no_pass_is_heard():
     """As while every pass carries a part of some clip's prompt."""
-    pace = WindowController()
-    pace.learn(passes, 1.0, 0.9)
+    pace = informed(passes, 1.0, 0.9)
     easy, hard = pace.window(), pace.window()
     for _ in range(40):
         easy.update(easy.gamma, easy.gamma)
@@ -327,8 +318,8 @@ def test_windows_are_chosen_once_for_a_pass(monkeypatch):
             if at:
                 window.update(3, 2)
             assert window.gamma >= 0
-        pace.add_pass("draft", 8, 8, 1.0)
-        pace.add_pass("target", 8, 32, 5.0)
+        pace.costs.add("draft", 8, 8, 1.0)
+        pace.costs.add("target", 8, 32, 5.0)
     assert len(calls) == 19
 
 
@@ -360,7 +351,7 @@ def test_a_draft_without_passes_costs_nothing():
     window = pace.window()
     for _ in range(60):
         gamma = window.gamma
-        pace.add_pass("target", 1, gamma + 1, machine.verify(1, gamma + 1))
+        pace.costs.add("target", 1, gamma + 1, machine.verify(1, gamma + 1))
         window.update(gamma, gamma)
     assert window.gamma == pace.highest
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.draft_length.lockstep import informed
 from tests.tiers import examples
 from vidspec.draft_length.pace import WindowController
 from vidspec.draft_length.trees import CHAIN, FIRST, MOST, TRIALS, DraftCalibration, TreeBudget
@@ -13,13 +14,12 @@ from vidspec.draft_length.trees import CHAIN, FIRST, MOST, TRIALS, DraftCalibrat
 
 def told(verify, draft, beta=0.6):
     """A pace that was told what passes cost."""
-    pace = WindowController()
+    pace = informed(verify, draft, beta)
     window = pace.window()
-    pace.learn(verify, draft, beta)
     for rows in (1, 30, 30, 60, 60):
-        pace.add_pass("target", 1, rows, verify(rows))
+        pace.costs.add("target", 1, rows, verify(rows))
     for rows in (1, 2, 4, 8):
-        pace.add_pass("draft", 1, rows, draft, grows=True)
+        pace.costs.add("tree", 1, rows, draft)
     window.update(0, 0)
     assert window.gamma >= 0
     return pace, window
@@ -105,11 +105,11 @@ def test_no_more_rows_than_have_been_seen_by_half():
     pace = WindowController()
     window = pace.window()
     for _ in range(3):
-        pace.add_pass("draft", 1, 1, 0.1)
-        pace.add_pass("target", 1, 6, 1.0)
+        pace.costs.add("draft", 1, 1, 0.1)
+        pace.costs.add("target", 1, 6, 1.0)
         window.update(5, 3)
     assert pace.trees.affordable(16).nodes == 9
-    pace.add_pass("target", 1, 40, 1.0)
+    pace.costs.add("target", 1, 40, 1.0)
     assert pace.trees.affordable(16).nodes == 9, "a single pass may have been a freak"
 
 
@@ -126,9 +126,9 @@ def test_trees_are_tried_and_stay_where_they_gain(lost, stay):
             grow(growth, lambda node, depth: [0.5, 0.3])
             growth.spent += lost
             pace.trees.add_tree(growth, window.chosen, 2)
-        pace.add_pass("target", 1, 5, 10.0)
+        pace.costs.add("target", 1, 5, 10.0)
         window.update(4, 2)
-    begun = FIRST - 1  # one round was told
+    begun = FIRST - 4  # four rounds were told
     assert not any(shapes[:begun]) and all(shapes[begun : begun + TRIALS])
     assert (sum(shapes[20:]) > 90) if stay else (sum(shapes[20:]) < 10)
 
@@ -138,7 +138,7 @@ def test_promises_of_a_draft_that_rests_count_for_nothing():
     pace, window = told(lambda rows: 10 + 0.01 * rows, 1.0, beta=0.0)
     grown = 0
     for _ in range(400):
-        pace.add_pass("target", 1, 1, 10.0)
+        pace.costs.add("target", 1, 1, 10.0)
         if pace.trees.rest() and window.rest():
             continue
         budget = pace.trees.budget(window, 16)

@@ -48,9 +48,8 @@ class SharedPasses:
         seconds = (self.verify if passing.lane == "target" else self.draft)(passing.sequences, passing.rows)
         self.now += seconds * passing.passes
         self.levels += passing.grows
-        self.pace.add_pass(
-            passing.lane, round(passing.sequences), round(passing.rows), seconds, passing.passes, passing.grows
-        )
+        lane = "tree" if passing.grows else passing.lane
+        self.pace.costs.add(lane, round(passing.sequences), round(passing.rows), seconds, passing.passes)
 
     def sequence(self, key, table, other, limits, engine, drafting, *, adaptive, sampling=GREEDY, seed=0, gamma=MOST):
         window = self.pace.window()

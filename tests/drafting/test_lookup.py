@@ -19,11 +19,11 @@ from tests.decoding.toys import (
     random_table,
     rounds_of,
 )
+from tests.draft_length.lockstep import informed
 from tests.tiers import examples
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.schedules.autoregressive import autoregressive
 from vidspec.decoding.schedules.sequential import sequential
-from vidspec.draft_length.pace import WindowController
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.drafters.hybrid import HybridDraft, HybridDrafter
 from vidspec.drafting.drafters.ngram import NgramDraft
@@ -204,9 +204,7 @@ class TimedWindows:
     """A pace that has heard passes of given times."""
 
     def __new__(cls, verify, draft, beta=0.6):
-        pace = WindowController()
-        pace.learn(verify, draft, beta)
-        pace.add_pass("target", 1, 1, verify(1))
+        pace = informed(verify, draft, beta)
         window = pace.window()
         window.update(0, 0)
         window.close()

@@ -23,6 +23,7 @@ from vidspec.signals import ending_of
 
 if TYPE_CHECKING:
     from vidspec.captioner import Captioner
+    from vidspec.draft_length.costs import PassCosts
 
 __all__ = ["TerminalReporter", "run_on_terminal"]
 
@@ -69,6 +70,7 @@ class TerminalReporter(RunReporter):
         self.options = options
         self.estimates_speedup = not options.quiet
         self._draws_run = False
+        self._costs: PassCosts | None = None
 
     def info(self, line: str) -> None:
         if not self.options.quiet:
@@ -106,6 +108,7 @@ class TerminalReporter(RunReporter):
     def loaded(self, captioner: Captioner, seconds: float) -> None:
         from vidspec.decoding.captioner_models import notes_on
 
+        self._costs = captioner.client.setup.costs
         for line in loaded_summary(captioner, seconds) if self.options.verbose else ():
             print_note(line)
         for line in notes_on(captioner.client.setup):
@@ -132,6 +135,8 @@ class TerminalReporter(RunReporter):
         return lines, progress
 
     def closed(self, tally: Tally) -> None:
+        for line in self._costs.lines() if self._costs is not None and self.options.verbose else ():
+            print_note(line)
         print_event("end", **tally.counts())
 
     def _panel(self, stack: ExitStack, run: Run, tally: Tally) -> RunObserver:

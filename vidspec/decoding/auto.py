@@ -17,8 +17,8 @@ import torch
 
 from vidspec.config.profiles import Profile
 from vidspec.config.user_config import PLAIN, sets_a_method
-from vidspec.draft_length.base import WindowSize
-from vidspec.draft_length.gamma import AutoGamma, FixedGamma
+from vidspec.draft_length.costs import PassCosts
+from vidspec.draft_length.gamma import AutoGamma, FixedGamma, WindowSize
 from vidspec.draft_length.trees import MOST
 from vidspec.drafting.base import DrafterKind
 from vidspec.drafting.static_tree import parse_tree
@@ -157,13 +157,13 @@ def fitting_command(profile: Profile) -> str | None:
     return None if predicted is None else f"vidspec caption clip.mp4 --target {target.name} {predicted.arguments}"
 
 
-def parallel_windows(profile: Profile, start: int) -> WindowSize:
-    """Return the draft windows of the parallel schedule; ``auto`` begins with ``start`` tokens."""
+def parallel_windows(profile: Profile, costs: PassCosts) -> WindowSize:
+    """Return the draft windows of the parallel schedule; ``auto`` follows the measured times of passes."""
     gamma = profile.draft.gamma
     if gamma != "auto":
         return FixedGamma(gamma)
     # With small windows and long accepted runs, rounding up pays (ParallelVLM App. A).
-    return AutoGamma(start, "up" if profile.drafts_with_the_target else "down")
+    return AutoGamma(costs, rounding="up" if profile.drafts_with_the_target else "down")
 
 
 def explain(setup: DecodingSetup) -> list[Choice]:

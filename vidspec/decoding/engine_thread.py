@@ -381,13 +381,15 @@ class EngineThread:
 
     def _record_pass(self, passing: PassRecord) -> None:
         callers = [caller for caller in self._callers if caller.clips]
-        for caller in callers:
-            caller.add_pass(passing)
-        if callers and not passing.prompts:
-            pace = next(iter(callers[0].clips.values())).setup.pace
-            if pace is not None:
-                sequences, rows = round(passing.sequences), round(passing.rows)
-                pace.add_pass(passing.lane, sequences, rows, passing.seconds, passing.passes, passing.grows)
+        if not callers:
+            return
+        costs = next(iter(callers[0].clips.values())).setup.costs
+        if not passing.prompts:
+            lane = "tree" if passing.grows else passing.lane
+            costs.add(lane, round(passing.sequences), round(passing.rows), passing.seconds, passing.passes)
+        if passing.lane == "target":
+            for caller in callers:
+                caller.add_pass(passing, costs)
 
     def _add_collection(self, start: float, end: float) -> None:
         """Add a garbage collection, which stops every thread, to the traces of the clips in flight."""

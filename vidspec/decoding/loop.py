@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, TypeVar
 
 from vidspec.engine.overlap import overlap
-from vidspec.engine.requests import Chain, Encode, EngineRequest, Forward, Receive, StaticTree, Steps
+from vidspec.engine.requests import Chain, Encode, EngineRequest, Forward, ModelLane, Receive, StaticTree, Steps
 from vidspec.engine.rows import ChainRule
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
@@ -33,7 +33,7 @@ class PassRecord(NamedTuple):
     A chain drafted in one call counts as the mean of its ``passes``; ``grows``: a tree grows with it.
     """
 
-    lane: str
+    lane: ModelLane
     sequences: float
     rows: float
     prompts: int

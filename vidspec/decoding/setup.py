@@ -14,6 +14,7 @@ from vidspec.decoding.admission import check_prompt
 from vidspec.decoding.auto import max_window, measures_passes, prunes_late
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.recurrent_limits import check_states
+from vidspec.draft_length.costs import PassCosts
 from vidspec.draft_length.pace import WindowController
 from vidspec.drafting.base import DrafterKind, drafter_of
 from vidspec.engine.forward import Engine
@@ -70,8 +71,9 @@ class DecodingSetup:
         needs: signals of the target's prefill that pruner and drafter read.
         window: the most tokens of a draft window.
         late: True if a draft that reads during the target's prefill prunes its cache afterwards.
+        costs: measured times of passes.
         pace: chooses the windows of the sequential schedule for all clips, if ``draft.gamma`` is auto, and keeps the
-            cost of passes for drafters.
+            prices of passes for drafters.
         slot: the draft's process, for the parallel schedule only.
     """
 
@@ -87,6 +89,7 @@ class DecodingSetup:
     needs: frozenset[str]
     window: int
     late: bool
+    costs: PassCosts
     pace: WindowController | None = None
     head: Engine[Head] | None = None
     slot: DraftProcessSlot | None = None
@@ -112,6 +115,7 @@ class DecodingSetup:
         sampling = Sampling(**profile.generate.sampling)
         drafter = _build_drafter(profile, target, head)
         pruner = _build_pruner(profile, target)
+        costs = PassCosts()
         observing = (drafter, pruner, head if profile.drafts_with_a_head else None)
         return cls(
             profile,
@@ -126,7 +130,8 @@ class DecodingSetup:
             frozenset().union(*(part.needs for part in observing if part is not None)),
             max_window(profile),
             prunes_late(profile, pruner, target),
-            WindowController() if measures_passes(profile, drafter) else None,
+            costs,
+            WindowController(costs) if measures_passes(profile, drafter) else None,
             Engine(head) if head is not None else None,
             slot if profile.concurrent else None,
         )

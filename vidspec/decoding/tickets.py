@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from vidspec.decoding.loop import PassRecord
 from vidspec.draft_length.batch import BatchSize
+from vidspec.draft_length.costs import PassCosts
 from vidspec.errors import VidspecError
 from vidspec.events.events import Event, Finished, LoopLoad
 
@@ -145,13 +146,11 @@ class Caller:
         """Most clips at once."""
         return self.batch or self.size.most
 
-    def add_pass(self, passing: PassRecord) -> None:
-        """Add a pass that has served its clips, perhaps together with those of others."""
-        if passing.lane == "target":
-            self.passes, self.last = self.passes + 1, passing
+    def add_pass(self, passing: PassRecord, costs: PassCosts) -> None:
+        """Add a pass of the target that has served its clips, perhaps together with those of others."""
+        self.passes, self.last = self.passes + 1, passing
         if self.batch is None and not passing.prompts:
-            sequences, rows = round(passing.sequences), round(passing.rows)
-            self.size.add_pass(passing.lane, sequences, rows, passing.seconds, passing.passes)
+            self.size.add_pass(round(passing.sequences), costs)
 
     def load(self, clips: int, slab: Slab) -> LoopLoad:
         """Return the load with ``clips`` in flight of all callers."""

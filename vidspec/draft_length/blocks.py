@@ -8,20 +8,17 @@ drafts rest, and are tried again at growing intervals.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from vidspec.draft_length.prices import TokenPrices
 from vidspec.draft_length.trees import DraftCalibration
-
-if TYPE_CHECKING:
-    from vidspec.draft_length.costs import RoundCosts
+from vidspec.draft_length.trials import TrialInterval
 
 __all__ = ["BlockController"]
 
-#: First windows, which measure the cost of rows; rounds of plain decoding after a draft without gain, and how often
-#: they may double; share of the tokens that drafts tried in vain may cost; weight of an earlier block.
-FIRST, REST, DOUBLINGS, TRIAL_SHARE, RECENT = (15, 7, 3, 11), 16, 5, 0.01, 0.8
+#: First windows, which measure the cost of rows; share of the tokens that drafts tried in vain may cost; weight of an
+#: earlier block.
+FIRST, TRIAL_SHARE, RECENT = (15, 7, 3, 11), 0.01, 0.8
 #: Blocks after which a gain is known.
 KNOWN = 3
 
@@ -30,18 +27,23 @@ class BlockController:
     """Chooses the windows of block drafts for all clips of one loop.
 
     Args:
-        costs: measured costs of passes.
+        prices: of passes.
     """
 
-    def __init__(self, costs: RoundCosts) -> None:
-        self.costs, self.calibration = costs, DraftCalibration()
+    def __init__(self, prices: TokenPrices) -> None:
+        self.prices, self.calibration = prices, DraftCalibration()
         self._gain = 0.0  # tokens gained by recent blocks since a rest, all costs subtracted
-        self._blocks = self._vain = 0
-        self._due: dict[int, int] = {}  # by batch size: round of the next draft, while drafts rest
+        self._blocks = 0
+        self._rests: dict[int, TrialInterval] = {}  # by batch size
+
+    @property
+    def _rest(self) -> TrialInterval:
+        return self._rests.setdefault(self.prices.clips.bit_length(), TrialInterval())
 
     def rest(self) -> bool:
         """Return True if the next round is plain decoding."""
-        return self.costs.rounds < self._due.get(self.costs.clips.bit_length(), 0)
+        due = self._rest.due
+        return due is not None and self.prices.rounds < due
 
     def window(self, probabilities: Sequence[float]) -> int:
         """Return the number of positions to verify.
@@ -50,7 +52,7 @@ class BlockController:
             probabilities: the draft's, of its token at each position.
         """
         most = len(probabilities)
-        prices = self.costs.row_prices(most)
+        prices = self.prices.row_prices(most)
         if self._blocks < len(FIRST) or not prices:
             return min(most, FIRST[self._blocks % len(FIRST)])
         gain = best = 0.0
@@ -73,17 +75,13 @@ class BlockController:
         for at, probability in enumerate(probabilities[: accepted + 1]):
             self.calibration.update(probability, at < accepted)
         self._blocks += 1
-        prices = self.costs.row_prices(len(probabilities))
+        prices = self.prices.row_prices(len(probabilities))
         if not prices:
             return
-        spent = prices[len(probabilities)] + self.costs.price_of_pass(rows)
+        spent = prices[len(probabilities)] + self.prices.of_pass("draft", rows)
         self._gain = RECENT * self._gain + accepted - spent
-        clips = self.costs.clips.bit_length()
         if self._gain > 0:
-            self._vain = 0
-            self._due.pop(clips, None)
+            self._rest.end()
         elif self._blocks >= KNOWN:
-            loss = max(0.0, spent - accepted)
-            rest = max(REST << min(self._vain, DOUBLINGS), math.ceil(loss / TRIAL_SHARE))
-            self._vain, self._gain = self._vain + 1, 0.0
-            self._due[clips] = self.costs.rounds + rest
+            self._rest.postpone(self.prices.rounds, max(0.0, spent - accepted) / TRIAL_SHARE)
+            self._gain = 0.0

@@ -7,12 +7,12 @@ by :mod:`vidspec.draft_length.pace`. Pure: times are arguments.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable
-from statistics import median
-from typing import Literal
+from typing import Literal, Protocol
 
-__all__ = ["AutoGamma", "FixedGamma", "settled_window", "window_for"]
+from vidspec.draft_length.costs import PassCosts
+
+__all__ = ["AutoGamma", "FixedGamma", "WindowSize", "settled_window", "window_for"]
 
 Rounding = Literal["down", "up"]
 
@@ -50,6 +50,15 @@ def settled_window(verify: Callable[[int], float], tq: float, rounding: Rounding
     return gamma
 
 
+class WindowSize(Protocol):
+    """The draft window of the parallel schedule."""
+
+    @property
+    def gamma(self) -> int:
+        """Draft tokens per round from the next one on, at least 1."""
+        ...
+
+
 class FixedGamma:
     """A constant window."""
 
@@ -58,66 +67,49 @@ class FixedGamma:
             raise ValueError(f"gamma must be at least 1, not {gamma}")
         self.gamma = gamma
 
-    def add_draft_pass(self, seconds: float) -> None:
-        """Ignored: the window is constant."""
-
-    def add_target_pass(self, rows: int, seconds: float) -> None:
-        """Ignored: the window is constant."""
-
 
 class AutoGamma:
-    """The window that fills one target pass, measured during the run.
+    """The window that fills one target pass over itself, by the times measured so far.
 
-    T_p and T_q are medians of the last ``memory`` passes. T_p counts passes over a window; until there is one, passes
-    over a single token. The window changes when the ratio is outside the current window's interval by more than
-    ``slack``, so that a ratio near a whole number does not make it oscillate. As T_p depends on the window, its
-    measurements are dropped when the window changes; the window settles where both agree.
+    It stays while it has not been measured itself, and changes when the ratio of both times is outside its interval by
+    more than ``slack``, so that a ratio near a whole number does not make it oscillate.
 
     Args:
+        costs: measured times of passes.
         start: the window before anything has been measured.
         rounding: see ``window_for``.
         lowest, highest: the window stays between them.
         slack: hysteresis, in tokens.
-        memory: number of recent passes of each kind that count.
     """
 
     def __init__(
         self,
+        costs: PassCosts,
         start: int = 5,
         rounding: Rounding = "down",
         *,
         lowest: int = 1,
         highest: int = 32,
         slack: float = 0.15,
-        memory: int = 9,
     ) -> None:
         if not 1 <= lowest <= start <= highest:
             raise ValueError(f"gamma must satisfy 1 <= lowest <= start <= highest, not {lowest}, {start}, {highest}")
-        self.gamma = start
-        self.rounding, self.lowest, self.highest, self.slack = rounding, lowest, highest, slack
-        self._draft: deque[float] = deque(maxlen=memory)
-        self._single: deque[float] = deque(maxlen=memory)
-        self._window: deque[float] = deque(maxlen=memory)
-        self._settled = False
+        self.costs, self.rounding, self.lowest, self.highest, self.slack = costs, rounding, lowest, highest, slack
+        self._gamma, self._chosen_at = start, 0
 
-    def add_draft_pass(self, seconds: float) -> None:
-        """Add the time of a draft pass over one token."""
-        self._draft.append(seconds)
-
-    def add_target_pass(self, rows: int, seconds: float) -> None:
-        """Add the time of a target pass over ``rows`` tokens; the window may change."""
-        (self._window if rows > 1 else self._single).append(seconds)
-        passes = self._window or self._single
-        tq, tp = (median(self._draft) if self._draft else 0.0), median(passes)
-        if tq <= 0 or tp <= 0:
-            return
-        low = self.gamma - (1 if self.rounding == "up" else 0)
-        # The first measurement decides without hysteresis.
-        slack = self.slack if self._settled else 0.0
-        self._settled = True
-        if low - slack <= tp / tq < low + 1 + slack:
-            return
-        chosen = window_for(tp, tq, self.rounding, self.lowest, self.highest)
-        if chosen != self.gamma:
-            self.gamma = chosen
-            self._window.clear()
+    @property
+    def gamma(self) -> int:
+        """The window from the next round on."""
+        target, draft, clips = self.costs["target"], self.costs["draft"], self.costs.clips
+        if not target or not draft or target.passes == self._chosen_at:
+            return self._gamma
+        rows = clips * self._gamma
+        if self._chosen_at and target.since(clips, rows) == math.inf:
+            return self._gamma  # until it has been measured
+        tp, tq = target.by_rows(clips)(rows), draft.by_rows(1)(1)
+        low = self._gamma - (self.rounding == "up")
+        slack = self.slack if self._chosen_at else 0.0  # the first measurement decides without hysteresis
+        self._chosen_at = target.passes
+        if not low - slack <= tp / tq < low + 1 + slack:
+            self._gamma = window_for(tp, tq, self.rounding, self.lowest, self.highest)
+        return self._gamma

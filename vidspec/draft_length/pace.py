@@ -9,23 +9,23 @@ and windows shrink, down to 0, which is plain decoding.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from vidspec.draft_length.allot import allot_windows, round_seconds, tokens_per_second
 from vidspec.draft_length.blocks import BlockController
-from vidspec.draft_length.costs import RoundCosts
+from vidspec.draft_length.costs import PassCosts
 from vidspec.draft_length.passes import TimeCurve
+from vidspec.draft_length.prices import TokenPrices
 from vidspec.draft_length.trees import TreeController
+from vidspec.draft_length.trials import REST, TrialInterval
 from vidspec.draft_length.window import AcceptanceEstimate, DraftWindow, WindowState
 
-__all__ = ["HIGHEST", "REST", "TRIAL", "WindowController"]
+__all__ = ["HIGHEST", "TRIAL", "WindowController"]
 
-#: Rounds of plain decoding before a draft without gain is tried again; the windows of these trials, in turn; how often
-#: the rounds may double, once per failed trial.
-REST, TRIAL, DOUBLINGS = 16, (2, 1), 5
+#: Windows of the trials of a resting draft, in turn.
+TRIAL = (2, 1)
 #: Share of the time that trials may cost, those of trees included; costlier trials are further apart.
 TRIAL_SHARE = 0.01
-#: Last passes of a rest that are timed, for comparison with the trial.
+#: Rounds with a new number of clips before the windows of resting drafts are no longer computed.
 HEARD = 4
 #: Other windows than the chosen ones are measured if none of this many passes had about their width.
 UNSEEN = 128
@@ -39,41 +39,45 @@ PRIOR, PRIOR_TOKENS, INHERITED = 0.8, 3.0, 16.0
 class WindowController:
     """Chooses the windows of all clips of one loop together.
 
-    It receives every pass without prefill, and the outcome of every window. The first rounds try ``start`` and twice
-    as many tokens, or four times while all are accepted, to measure the cost of a row, unless :meth:`learn` has set it.
-    Windows are chosen after each target pass; they change for a gain of more than ``slack``, and at once when a clip
-    joins or leaves. While plain decoding is faster the draft rests: nothing is computed or measured, and at growing
-    intervals all resting clips try a draft in one round. While clips draft, rounds of plain decoding, of half and of
-    double windows are tried at intervals. Trials take a small share of the time.
+    It follows the times of passes and the outcome of every window. The first rounds try ``start`` and twice as many
+    tokens, or four times while all are accepted, to measure the cost of a row. Windows are chosen after each target
+    pass; they change for a gain of more than ``slack``, and at once when a clip joins or leaves. While plain decoding
+    is faster the draft rests: nothing is computed, and at growing intervals all resting clips try a draft in one round.
+    While clips draft, rounds of plain decoding, of half and of double windows are tried at intervals. Trials take a
+    small share of the time.
 
     Windows depend on times, so a token's random numbers must not depend on windows.
 
     Args:
+        costs: measured times of passes.
         highest: the longest window.
         slack: hysteresis, as a share of the tokens per second.
         fade: weight of a round's outcome one round later.
 
     Attributes:
-        costs: measured costs of passes.
+        prices: of passes, in tokens.
         trees: controls the growth of trees drafted in place of chains.
         blocks: chooses how much of a block draft is verified.
     """
 
-    def __init__(self, *, highest: int = HIGHEST, slack: float = 0.02, fade: float = 0.98) -> None:
+    def __init__(
+        self, costs: PassCosts | None = None, *, highest: int = HIGHEST, slack: float = 0.02, fade: float = 0.98
+    ) -> None:
+        self.costs = costs or PassCosts()
+        self._target = self.costs["target"]
         self.highest, self.slack, self.fade = highest, slack, fade
-        self.costs = RoundCosts(fade)
-        self.trees = TreeController(self.costs)
-        self.blocks = BlockController(self.costs)
+        self.prices = TokenPrices(self.costs, fade)
+        self.trees = TreeController(self.prices)
+        self.blocks = BlockController(self.prices)
         self._windows: list[WindowState] = []
         self._acceptance = AcceptanceEstimate(PRIOR, PRIOR_TOKENS)  # of all clips
-        self._learned = False
         self._answers = 0
-        self._due: int | None = None  # round of the next trial, if any clip rests
-        self._failed_trials = 0  # failed trials in a row
+        self._rest = TrialInterval()
         self._all_resting = False  # all clips rest until the next trial, or until one joins or leaves
         self._load, self._load_since = 0, 0  # batch size, and the round since which it is about that
         self._looks = 0
-        self._measured = self._heard = self._changed = False
+        self._changed = self._unheard = False  # since the last choice: clips; a round without a measured pass
+        self._chosen_at = self._ended_at = 0  # passes of the target at the last choice, and at the end of the round
 
     def window(self, start: int = 5) -> DraftWindow:
         """Return the window of a clip whose prompt has been read; the clip counts until it is closed.
@@ -90,48 +94,6 @@ class WindowController:
         self._note_change()
         return DraftWindow(self, state)
 
-    def add_pass(
-        self, lane: str, sequences: int, rows: int, seconds: float, passes: int = 1, grows: bool = False
-    ) -> None:
-        """Add a pass without prefill.
-
-        Args:
-            lane: ``target`` or ``draft``.
-            sequences: number of clips; one whose drafter reads several contexts at once counts once.
-            rows: tokens of all clips.
-            seconds: its time; for a chain that runs as one piece, the mean of its ``passes``.
-            grows: True if it grows a tree: the host reads its result before the next pass.
-        """
-        costs = self.costs
-        costs.add_seconds(seconds * passes, ends_round=lane == "target")
-        if lane == "target":
-            if self._all_resting and rows == sequences and not self._is_due(HEARD):
-                return
-            costs.verify.add(sequences, rows, seconds)
-            self._measured = self._heard = True
-        else:
-            (costs.grow if grows else costs.draft).add(sequences, rows, seconds)
-
-    def learn(self, verify: Callable[[int], float], tq: float, beta: float, weight: float = 16.0) -> None:
-        """Replace all earlier measurements by one made with a single clip.
-
-        Args:
-            verify: seconds of a target pass by its rows.
-            tq: seconds of a draft pass on one token.
-            beta: acceptance rate, with the weight of ``weight`` tokens.
-        """
-        self.costs.forget_passes()
-        widest = self.highest + 1
-        for rows in (*range(1, min(17, widest)), *range(17, widest, 4), widest):  # fewer than PassTimes keeps
-            for _ in range(3):
-                self.costs.verify.add(1, rows, verify(rows))
-        for _ in range(3):
-            self.costs.draft.add(1, 1, tq)
-        self._acceptance = AcceptanceEstimate(beta, weight)
-        for window in self._windows:
-            window.acceptance = AcceptanceEstimate(beta, weight)
-        self._learned = self._measured = True
-
     def remove(self, state: WindowState) -> None:
         """Stop counting a clip."""
         if state in self._windows:
@@ -140,8 +102,8 @@ class WindowController:
 
     def _note_change(self) -> None:
         """Note that a clip joined or left."""
-        self.costs.clips = max(1, len(self._windows))
-        self._measured = self._changed = True
+        self.prices.clips = max(1, len(self._windows))
+        self._changed = True
 
     def count_outcome(self, state: WindowState, drafted: int, accepted: int, beside: int = 0) -> None:
         """Count a clip's verified window, see :meth:`~vidspec.draft_length.window.DraftWindow.update`."""
@@ -152,31 +114,32 @@ class WindowController:
             state.idle = 0
         else:
             state.idle += 1
-        self.costs.add_tokens(accepted + beside + 1)
+        self.prices.add_tokens(accepted + beside + 1)
         self._answers += 1
         if self._answers >= len(self._windows):  # one of each clip is a round
             self._answers = 0
-            self.costs.rounds += 1
-            self._measured |= not self._heard  # else this pass's windows are chosen already
-            self._heard = False
+            self.prices.end_round()
+            passes = self._target.passes
+            self._unheard |= passes == self._ended_at
+            self._ended_at = passes
 
     def choose_windows(self) -> None:
         """Choose the windows of all clips if anything was measured since the last choice."""
-        if not self._measured or not self._windows:
+        times, rounds = self._target, self.prices.rounds
+        if not self._windows or not (self._changed or self._unheard or times.passes != self._chosen_at):
             return
-        self._measured = False
-        if self._all_resting and not self._changed and not self._is_due():
+        self._chosen_at, self._unheard = times.passes, False
+        if self._all_resting and not self._changed and not self._rest.is_due(rounds):
             return
-        windows, costs, clips = self._windows, self.costs, len(self._windows)
-        if not costs.verify:
+        windows, clips = self._windows, len(self._windows)
+        if not times:
             for window in windows:
                 window.chosen = window.next = window.start
             self._changed = False
             return
-        verify = costs.verify.by_rows(clips)
-        draft = [0.0] * (clips + 1)
-        if costs.draft:
-            draft[1:] = map(costs.draft.by_clips(), range(1, clips + 1))
+        verify, draft = times.by_rows(clips), [0.0] * (clips + 1)
+        if self.costs["draft"]:
+            draft[1:] = map(self.costs["draft"].by_clips(), range(1, clips + 1))
         betas = [window.acceptance.beta for window in windows]
         chosen, rate = allot_windows(betas, draft, verify, self.highest)
         present = [window.chosen for window in windows]
@@ -186,60 +149,58 @@ class WindowController:
             if rate <= now * needed:
                 chosen, rate = present, now
         if 4 * abs(clips - self._load) > self._load:  # earlier trials were of another load
-            self._load, self._load_since, self._due, self._failed_trials = clips, self.costs.rounds, None, 0
-        self._changed, costs.rate = False, rate
+            self._load, self._load_since = clips, rounds
+            self._rest.end()
+        self._changed, self.prices.rate = False, rate
         for window, gamma in zip(windows, chosen, strict=True):
             window.chosen = window.next = gamma
-        if self.costs.rounds < 3 and not self._learned and any(chosen):
+        if rounds < 3 and any(chosen):
             for window in windows:
-                doublings = self.costs.rounds if window.acceptance.beta > PRIOR else self.costs.rounds // 2
-                wide = window.start << doublings
-                window.next = min(wide, 2 * window.chosen, self.highest)
+                doublings = rounds if window.acceptance.beta > PRIOR else rounds // 2
+                window.next = min(window.start << doublings, 2 * window.chosen, self.highest)
         else:
             self._try(betas, chosen, draft, verify)
         rests = not any(window.chosen or window.next for window in windows)
-        self._all_resting = rests and self.costs.rounds >= self._load_since + HEARD
-
-    def _is_due(self, ahead: int = 0) -> bool:
-        """Return True if the next trial is at most ``ahead`` rounds away."""
-        return self._due is not None and self.costs.rounds >= self._due - ahead
+        self._all_resting = rests and rounds >= self._load_since + HEARD
 
     def _try(self, betas: list[float], chosen: list[int], draft: list[float], verify: TimeCurve) -> None:
         """Set windows for one trial round: a resting draft's, or ones with few measurements."""
-        clips = len(chosen)
+        clips, rounds, rest = len(chosen), self.prices.rounds, self._rest
         if 0 not in chosen:
-            self._due, self._failed_trials = None, 0
-        elif self._due is None:
-            self._due = self.costs.rounds + REST
+            rest.end()
+        elif rest.due is None:
+            rest.postpone(rounds)
         tried = None
-        if self._is_due():
-            trial = min(TRIAL[self._failed_trials % len(TRIAL)], self.highest)
+        if rest.is_due(rounds):
+            trial = min(TRIAL[(rest.failed - 1) % len(TRIAL)], self.highest)
             tried = [gamma or trial for gamma in chosen]
-            self._failed_trials += 1
-            idle = sum(window.idle for window in self._windows)
-            loss = self._loss(betas, tried, draft, verify) + self.costs.catch_up_seconds(idle)
-            rest = max(
-                REST << min(self._failed_trials, DOUBLINGS),
-                self._rounds_for(loss, round_seconds(chosen, draft, verify)),
-            )
-            self._due = self.costs.rounds + 1 + rest
-        elif any(chosen) and self.costs.rounds >= self._looks:
+            unread = sum(window.idle for window in self._windows)
+            loss = self._loss(betas, tried, draft, verify) + self._catch_up_seconds(unread)
+            rest.postpone(rounds + 1, self._rounds_for(loss, round_seconds(chosen, draft, verify)))
+        elif any(chosen) and rounds >= self._looks:
             # Among windows never measured the widest comes first: only it shows the cost of more rows.
             others = [[min(2 * g, self.highest) for g in chosen], [0] * clips, [gamma // 2 for gamma in chosen]]
-            seen = [self.costs.verify.since(clips, clips + sum(other)) for other in others]
+            seen = [self._target.since(clips, clips + sum(other)) for other in others]
             if max(seen) >= UNSEEN:
                 tried = others[seen.index(max(seen))]
                 loss = self._loss(betas, tried, draft, verify)
-                rest = self._rounds_for(loss, round_seconds(chosen, draft, verify))
-                self._looks = self.costs.rounds + max(REST, rest)
+                self._looks = rounds + max(REST, self._rounds_for(loss, round_seconds(chosen, draft, verify)))
         if tried is not None:
             for window, gamma in zip(self._windows, tried, strict=True):
                 window.next = gamma
 
     def _loss(self, betas: list[float], tried: list[int], draft: list[float], verify: TimeCurve) -> float:
         """Return the seconds that a round with ``tried`` loses to the chosen windows."""
-        share = tokens_per_second(betas, tried, draft, verify) / self.costs.rate
+        share = tokens_per_second(betas, tried, draft, verify) / self.prices.rate
         return round_seconds(tried, draft, verify) * (1 - share)
+
+    def _catch_up_seconds(self, tokens: int) -> float:
+        """Return the seconds in which the draft reads ``tokens`` that were emitted while it rested."""
+        if not tokens or not self.costs["draft"]:
+            return 0.0
+        clips = self.prices.clips
+        seconds = self.costs["draft"].by_rows(clips)
+        return seconds(clips + tokens) - seconds(clips)
 
     def _rounds_for(self, loss: float, seconds: float) -> int:
         """Return the rounds of ``seconds`` in which ``loss`` is the share that trials may cost."""

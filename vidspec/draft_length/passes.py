@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import median_low
 
+import numpy as np
+
 __all__ = ["PassTimes", "TimeCurve", "pass_times"]
 
 #: Priors until other widths are measured: a row and a clip add these shares of an empty pass.
@@ -17,7 +19,7 @@ SPIKE = 2.0
 #: Uncertainty of the priors, and of a measured time.
 ROW_OFF, CLIP_OFF, TIME_OFF = 0.04, 0.1, 0.05
 #: Half-life of a pass in passes; passes kept per width; widths kept.
-HALF, MEMORY, WIDTHS = 128, 9, 24
+HALF, MEMORY, WIDTHS = 256, 9, 24
 #: All widths are fitted again after this many passes, or when one has changed.
 AGAIN = 16
 
@@ -59,16 +61,17 @@ class TimeCurve:
 class _WidthTimes:
     """Passes of nearly one width."""
 
-    __slots__ = ("_rows", "_seconds", "clips", "fitted", "last", "rows", "seconds")
+    __slots__ = ("_rows", "_seconds", "clips", "count", "fitted", "last", "rows", "seconds")
 
     def __init__(self, clips: int) -> None:
         self.clips = clips
         self.rows = self.seconds = self.fitted = 0.0
-        self.last = 0
+        self.count = self.last = 0
         self._rows: deque[int] = deque(maxlen=MEMORY)
         self._seconds: deque[float] = deque(maxlen=MEMORY)
 
     def add(self, rows: int, seconds: float, now: int) -> None:
+        self.count += 1
         self._rows.append(rows)
         self._seconds.append(seconds)
         self.rows, self.seconds, self.last = median_low(self._rows), median_low(self._seconds), now
@@ -118,6 +121,10 @@ class PassTimes:
         width.add(rows, seconds, self.passes)
         if abs(width.seconds - width.fitted) > 0.02 * width.fitted or self.passes - self._fitted >= AGAIN:
             self._fitted = -1
+
+    def measured(self) -> list[tuple[int, int, float, int]]:
+        """Return clips, rows, median seconds and number of passes of each width, in this order."""
+        return sorted((one.clips, int(one.rows), one.seconds, one.count) for one in self._widths.values())
 
     def since(self, clips: int, rows: int) -> float:
         """Return the number of passes since one of about this size."""
@@ -170,54 +177,25 @@ class PassTimes:
         return self._plane
 
     def _solve_plane(self) -> tuple[float, float, float]:
-        now, found = self.passes, list(self._widths.values())
-        typical = median_low(width.seconds for width in found)
-        by_row, by_clip = (typical * ROW_OFF / TIME_OFF) ** -2, (typical * CLIP_OFF / TIME_OFF) ** -2
-        # Normal equations of base, row, clip, with the priors row = ROW * base and clip = CLIP * base.
-        bb, br, bc = ROW * ROW * by_row + CLIP * CLIP * by_clip, -ROW * by_row, -CLIP * by_clip
-        rr, rc, cc = by_row, 0.0, by_clip
-        tb = tr = tc = 0.0
-        for width in found:
-            t, r, c = width.seconds, width.rows, width.clips
-            width.fitted = t
-            off = abs(1 - self._plane_seconds(c, r) / t) if self._plane is not None else 0.0
-            w = width.weight(now) / (t * t) * min(1.0, 2 * TIME_OFF / off if off else 1.0)
-            bb += w
-            br += w * r
-            bc += w * c
-            rr += w * r * r
-            rc += w * r * c
-            cc += w * c * c
-            tb += w * t
-            tr += w * t * r
-            tc += w * t * c
-        matrix, right = [[bb, br, bc], [br, rr, rc], [bc, rc, cc]], [tb, tr, tc]
-        free = [0, 1, 2]
+        """Return base, row and clip by least squares of relative errors, with ``ROW`` and ``CLIP`` as priors."""
+        widths = list(self._widths.values())
+        typical = median_low(width.seconds for width in widths)
+        row, clip = TIME_OFF / (typical * ROW_OFF), TIME_OFF / (typical * CLIP_OFF)
+        equations = [(-ROW * row, row, 0.0, 0.0), (-CLIP * clip, 0.0, clip, 0.0)]
+        for width in widths:
+            width.fitted = width.seconds
+            off = abs(1 - self._plane_seconds(width.clips, width.rows) / width.seconds) if self._plane else 0.0
+            sure = width.weight(self.passes) * min(1.0, 2 * TIME_OFF / off if off else 1.0)
+            scale = math.sqrt(sure) / width.seconds
+            equations.append((scale, scale * width.rows, scale * width.clips, scale * width.seconds))
+        system, free = np.array(equations), [0, 1, 2]
         while True:
-            part = _solve([[matrix[i][j] for j in free] for i in free], [right[i] for i in free])
-            least = min(range(len(free)), key=part.__getitem__)
-            if part[least] >= 0 or len(free) == 1:
+            part = np.linalg.lstsq(system[:, free], system[:, 3], rcond=None)[0]
+            if len(free) == 1 or part.min() >= 0:
                 break
-            del free[least]
-        plane = [0.0, 0.0, 0.0]
-        for i, value in zip(free, part, strict=True):
-            plane[i] = max(0.0, value)
-        return plane[0], plane[1], plane[2]
-
-
-def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Solve a small symmetric positive definite system by elimination."""
-    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
-    size = len(rows)
-    for i in range(size):
-        for j in range(i + 1, size):
-            share = rows[j][i] / rows[i][i]
-            rows[j] = [a - share * b for a, b in zip(rows[j], rows[i], strict=True)]
-    found = [0.0] * size
-    for i in reversed(range(size)):
-        known = sum(rows[i][j] * found[j] for j in range(i + 1, size))
-        found[i] = (rows[i][size] - known) / rows[i][i]
-    return found
+            del free[int(part.argmin())]  # none of them is negative
+        found = dict(zip(free, part.tolist(), strict=True))
+        return found.get(0, 0.0), found.get(1, 0.0), found.get(2, 0.0)
 
 
 def pass_times(points: list[tuple[int, float]]) -> TimeCurve:

@@ -18,10 +18,11 @@ from bisect import bisect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from vidspec.draft_length.prices import TokenPrices
 from vidspec.draft_length.speed import chain_tokens
+from vidspec.draft_length.trials import REST, TrialInterval
 
 if TYPE_CHECKING:
-    from vidspec.draft_length.costs import RoundCosts
     from vidspec.draft_length.window import DraftWindow
 
 __all__ = ["CHAIN", "DEEPEST", "MOST", "WIDEST", "DraftCalibration", "GrowingTree", "TreeBudget", "TreeController"]
@@ -37,8 +38,6 @@ FIRST, TRIALS, RECENT = 8, 4, 0.8
 SLACK, TREE_TRIAL_SHARE = 0.02, 0.005
 #: A tree has at most this many times the widest measured number of rows.
 WIDER = 1.5
-#: Fewest rounds before the other kind is tried again; how often they may double, once per failed trial.
-REST, DOUBLINGS = 16, 5
 
 
 class TreeBudget(NamedTuple):
@@ -183,12 +182,11 @@ class GrowingTree:
 
 
 class _TreeGain:
-    """Recent gain of trees over chains at one batch size."""
+    """Recent gain of trees over chains at one batch size, and the next trial of the other kind."""
 
     def __init__(self) -> None:
         self.gain = self.weight = 0.0
-        self.trees = False
-        self.due, self.vain = FIRST, 0
+        self.trees, self.trial = False, TrialInterval(FIRST)
 
     @property
     def mean(self) -> float:
@@ -202,11 +200,11 @@ class TreeController:
     """Decides between trees and chains, and limits trees, for all clips of one loop.
 
     Args:
-        costs: measured costs of passes.
+        prices: of passes.
     """
 
-    def __init__(self, costs: RoundCosts) -> None:
-        self.costs = costs
+    def __init__(self, prices: TokenPrices) -> None:
+        self.prices = prices
         self.calibration = DraftCalibration()
         self._tree_gains: dict[int, _TreeGain] = {}
         self._own = 0.0
@@ -222,36 +220,37 @@ class TreeController:
 
     @property
     def _tree_gain(self) -> _TreeGain:
-        return self._tree_gains.setdefault(self.costs.clips.bit_length(), _TreeGain())
+        return self._tree_gains.setdefault(self.prices.clips.bit_length(), _TreeGain())
 
     def rest(self) -> bool:
         """Return True if the next window is a chain, whatever rows cost."""
         standing = self._tree_gain
-        return not standing.trees and self.costs.rounds < standing.due
+        return not standing.trees and not standing.trial.is_due(self.prices.rounds)
 
     def budget(self, window: DraftWindow, gamma: int) -> TreeBudget:
         """Return the limits of a clip's next window, at most ``gamma`` deep.
 
         A width of 1 means a chain, whose length the window controller chooses.
         """
-        now, standing = self.costs.rounds, self._tree_gain
-        wide = self.affordable(gamma)
+        now, standing = self.prices.rounds, self._tree_gain
+        trial, wide = standing.trial, self.affordable(gamma)
+        assert trial.due is not None
         if wide.width == 1:
-            if now >= standing.due:
-                standing.due = now + REST
+            if trial.is_due(now):
+                trial.due = now + REST
             return wide
         trials = TRIALS if window.chosen else 1
-        tried = now >= standing.due + trials
+        tried = now >= trial.due + trials
         if tried and not standing.weight:
-            standing.due = now
+            trial.due = now
         elif tried or (standing.trees and standing.mean < 0):
             tokens = max(1.0, chain_tokens(window.beta, window.chosen))
             before = standing.trees
             standing.trees = standing.mean > (0.0 if standing.trees else SLACK * tokens)
-            standing.vain = standing.vain + 1 if standing.trees == before else 0
-            rest = math.ceil(trials * abs(standing.mean) / (TREE_TRIAL_SHARE * tokens))
-            standing.due = now + max(REST << min(standing.vain, DOUBLINGS), rest)
-        trying = standing.due <= now < standing.due + (1 if standing.trees else trials)
+            if standing.trees != before:
+                trial.end()
+            trial.postpone(now, trials * abs(standing.mean) / (TREE_TRIAL_SHARE * tokens))
+        trying = trial.due <= now < trial.due + (1 if standing.trees else trials)
         return wide if standing.trees != trying else CHAIN
 
     def affordable(self, gamma: int) -> TreeBudget:
@@ -260,10 +259,10 @@ class TreeController:
         All nodes of a level are worth less than one token together, and the child of rank r is right in at most one of
         r + 1 cases. The cost of many more rows than were measured is unknown.
         """
-        depth, prices = min(gamma, DEEPEST), self.costs.row_prices(MOST)
+        depth, prices = min(gamma, DEEPEST), self.prices.row_prices(MOST)
         if not prices or depth < 1:
             return CHAIN
-        most = min(MOST, math.ceil(WIDER * self.costs.widest))
+        most = min(MOST, math.ceil(WIDER * self.prices.costs["target"].widest(self.prices.clips)))
         nodes = max(1, *(count for count in range(most + 1) if prices[count] < depth))
         row = min(prices[count] - prices[count - 1] for count in range(1, nodes + 1))
         width = max(rank + 1 for rank in range(WIDEST) if rank == 0 or row * (rank + 1) < 1)
@@ -271,8 +270,10 @@ class TreeController:
 
     def growth(self, window: DraftWindow, budget: TreeBudget) -> GrowingTree:
         """Return a new tree for one clip."""
-        levels = self.costs.prices_of_levels(WIDEST, self._own)
-        return GrowingTree(self.calibration, budget, self.costs.row_prices(MOST), levels, window.beta)
+        prices = self.prices
+        own = prices.of_seconds(self._own)
+        levels = [0.0, *(prices.of_pass("tree", rows) + own for rows in range(1, WIDEST + 1))]
+        return GrowingTree(self.calibration, budget, prices.row_prices(MOST), levels, window.beta)
 
     def add_tree(self, growth: GrowingTree, gamma: int, accepted: int) -> None:
         """Add a verified tree: its gain over the clip's chain.
@@ -285,5 +286,5 @@ class TreeController:
             accepted: tokens of the tree.
         """
         gain = (growth.expected if gamma else accepted) - growth.cost
-        chain = growth.as_chain(gamma) - growth.prices[gamma] - self.costs.price_of_drafting(gamma)
+        chain = growth.as_chain(gamma) - growth.prices[gamma] - gamma * self.prices.of_pass("draft", 1)
         self._tree_gain.add(gain - chain)

@@ -113,7 +113,7 @@ class LookupDrafter(FreeDrafter):
         self._own.add([*self.prompt, BREAK])
 
     def set_pace(self, pace: WindowController, window: DraftWindow) -> None:
-        self._prices, self._turns = pace.costs, window
+        self._prices, self._turns = pace.prices, window
 
     def guess(self, gamma: int) -> Sequence[int]:
         return self.proposal(gamma).tokens

@@ -20,6 +20,7 @@ from vidspec.decoding.workers.remote import RemoteDraft
 from vidspec.decoding.workers.run import run_rounds
 from vidspec.decoding.workers.target import TargetSide
 from vidspec.decoding.workers.text import DraftText
+from vidspec.draft_length.costs import PassCosts
 from vidspec.draft_length.gamma import FixedGamma
 from vidspec.engine.requests import run_to_completion
 from vidspec.engine.sampling import Sampling
@@ -98,9 +99,8 @@ def draws(rule, sampling, count):
     for number in range(count):
         settings = ParallelSettings(LENGTH, frozenset({EOS}), overlap=number % 2 == 0)
         scheduler = Scheduler(settings, FixedGamma(1 + number % 3))
-        run_to_completion(
-            run_rounds(scheduler, TableTarget(rule, sampling, rng, engine), remote(TableDraft()), lambda one: None)
-        )
+        target = TableTarget(rule, sampling, rng, engine)
+        run_to_completion(run_rounds(scheduler, target, remote(TableDraft()), lambda one: None, PassCosts()))
         yield tuple(scheduler.emitted)
 
 
@@ -180,7 +180,7 @@ def test_an_error_of_the_target_is_raised_as_it_is():
     target = Broken(ExactRule, Sampling(), torch.Generator(), ToyEngine(TARGET))
     scheduler = Scheduler(ParallelSettings(3), FixedGamma(2))
     with pytest.raises(torch.OutOfMemoryError, match="mine"):
-        run_to_completion(run_rounds(scheduler, target, remote(TableDraft()), lambda one: None))
+        run_to_completion(run_rounds(scheduler, target, remote(TableDraft()), lambda one: None, PassCosts()))
 
 
 def test_a_clip_is_closed_once_and_only_if_it_was_opened():

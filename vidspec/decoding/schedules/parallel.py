@@ -54,7 +54,7 @@ from vidspec.schedule import Schedule, schedules
 
 if TYPE_CHECKING:
     from vidspec.decoding.sequence import Sequence
-    from vidspec.draft_length.base import WindowSize
+    from vidspec.draft_length.gamma import WindowSize
     from vidspec.engine.requests import Steps
 
 __all__ = ["ParallelSettings", "Scheduler", "WorkerLost", "WorkerTraceback", "worker_error"]
@@ -154,7 +154,6 @@ class Scheduler:
         if isinstance(result, Proposed):
             return self._add_proposed(result)
         if isinstance(result, Verdict):
-            self.gamma.add_target_pass(self._pending + 1, result.seconds)
             return self._settle(result)
         if isinstance(result, KeptTokensMessage):
             if self.settings.late:
@@ -192,8 +191,6 @@ class Scheduler:
 
     def _add_proposed(self, result: Proposed) -> tuple[list[OutgoingMessage], Round | None]:
         self._draft_s += result.seconds
-        if result.seconds > 0:
-            self.gamma.add_draft_pass(result.seconds)
         if result.epoch != self._epoch:
             self._aborted += 1
             return [], None

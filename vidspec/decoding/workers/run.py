@@ -10,14 +10,22 @@ from dataclasses import replace
 from functools import partial
 
 from vidspec.decoding.auto import ROWS, parallel_windows
-from vidspec.decoding.protocol import KeptTokensMessage, OutgoingMessage, PrefillTarget, TargetMessage, Verify
+from vidspec.decoding.protocol import (
+    KeptTokensMessage,
+    OutgoingMessage,
+    PrefillTarget,
+    Proposed,
+    TargetMessage,
+    Verify,
+)
 from vidspec.decoding.schedules.parallel import ParallelSettings, Scheduler, WorkerLost
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.setup import DecodingSetup
 from vidspec.decoding.workers.messages import DraftSpans
 from vidspec.decoding.workers.remote import RemoteDraft
 from vidspec.decoding.workers.target import TargetSide
-from vidspec.draft_length.base import WindowSize
+from vidspec.draft_length.costs import PassCosts
+from vidspec.draft_length.gamma import WindowSize
 from vidspec.engine.requests import Steps
 from vidspec.events.events import InputsReleased, Round
 
@@ -53,7 +61,7 @@ def _run_attempt(sequence: Sequence) -> Steps[None]:
         raise ValueError("the parallel schedule needs an acceptance rule and a process for the draft")
     overlap = setup.profile.schedule.prefill == "parallel"
     process = slot.ready()
-    windows = parallel_windows(setup.profile, slot.gamma)
+    windows = parallel_windows(setup.profile, setup.costs)
     target = TargetSide(sequence)
     blind = not setup.profile.shows_the_video
     texts = {"\n": sequence.job.text_ids(setup.target.model, "\n")} if blind else {}
@@ -79,8 +87,7 @@ def _run_attempt(sequence: Sequence) -> Steps[None]:
         with slot.sharing():
             if overlap:
                 draft.begin()
-            yield from run_rounds(Scheduler(_settings(setup, windows), windows), target, draft, emit)
-        slot.gamma = windows.gamma
+            yield from run_rounds(Scheduler(_settings(setup, windows), windows), target, draft, emit, setup.costs)
         _add_draft_spans(sequence, (yield from draft.collect_spans()))
     except WorkerLost:
         slot.drop(process)  # the next clip starts a new one
@@ -124,6 +131,7 @@ def run_rounds(
     target: TargetSide,
     draft: RemoteDraft,
     emit: Callable[[Round], None],
+    costs: PassCosts,
 ) -> Steps[None]:
     """Exchange messages and results between draft and target of one clip until its text ends.
 
@@ -133,6 +141,7 @@ def run_rounds(
         scheduler: scheduler of this clip.
         target, draft: its workers.
         emit: called with each round.
+        costs: receives the times of the draft's passes.
     """
     orders: list[TargetMessage] = []
 
@@ -154,6 +163,8 @@ def run_rounds(
         else:
             answers = yield from draft.receive()
         for result in answers:
+            if isinstance(result, Proposed) and result.seconds:
+                costs.add("draft", 1, 1, result.seconds)
             sends, settled = scheduler.receive(result)
             send(sends)
             if settled is not None:

@@ -32,7 +32,6 @@ class DraftProcessSlot:
 
     Attributes:
         target: the model that the draft must match; set before the first use.
-        gamma: final window of the last clip.
         device: device of the draft.
         target_threads, draft_threads: torch threads of both on a CPU; None on other devices.
     """
@@ -42,7 +41,7 @@ class DraftProcessSlot:
     def __init__(self, model: str, where: Placement, profile: Profile) -> None:
         self.model, self.device = model, where.device
         wanted = profile.workers
-        self.gamma, self._shows_video = 5, profile.shows_the_video
+        self._shows_video = profile.shows_the_video
         self._checked: tuple[VideoLanguageModel, Identity] | None = None
         limit: int | None = None
         self.draft_threads: int | None = None

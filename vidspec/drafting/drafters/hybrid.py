@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import torch
 
     from vidspec.config.schema import Profile
-    from vidspec.draft_length.costs import RoundCosts
     from vidspec.draft_length.pace import WindowController
+    from vidspec.draft_length.prices import TokenPrices
     from vidspec.draft_length.window import DraftWindow
     from vidspec.drafting.context import DraftContext
     from vidspec.engine.requests import Steps
@@ -39,7 +39,7 @@ class HybridDrafter(Drafter):
     """
 
     paces = True
-    costs: RoundCosts
+    prices: TokenPrices
     window: DraftWindow
     _states: torch.Tensor
 
@@ -51,7 +51,7 @@ class HybridDrafter(Drafter):
         self.forwards = model.forwards
 
     def set_pace(self, pace: WindowController, window: DraftWindow) -> None:
-        self.costs, self.window = pace.costs, window
+        self.prices, self.window = pace.prices, window
         self.lookup.set_pace(pace, window)
 
     def begin(self, token: int) -> None:
@@ -64,8 +64,9 @@ class HybridDrafter(Drafter):
 
         found = self.lookup.proposal(gamma)
         window = min(self.window.gamma if self.gamma is None else self.gamma, gamma)
-        prices = self.costs.row_prices(window) or [0.0] * (window + 1)
-        gain = chain_tokens(self.window.beta, window) - 1 - prices[window] - self.costs.price_of_drafting(window)
+        rows = self.prices.row_prices(window) or [0.0] * (window + 1)
+        spent = rows[window] + window * self.prices.of_pass("draft", 1)
+        gain = chain_tokens(self.window.beta, window) - 1 - spent
         self._looked_up = bool(found.tokens) and found.gain >= gain
         if self._looked_up:
             return self.lookup.proposed(found)

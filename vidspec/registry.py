@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from types import SimpleNamespace
-from typing import Any, Generic, NamedTuple, TypeVar, cast, get_type_hints
+from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
 from pydantic.fields import FieldInfo
@@ -192,13 +192,13 @@ class Registry(Generic[T]):
         return f"{self.package}.{name.replace(self.separator, '_')}"
 
     def _plugins(self) -> dict[str, EntryPoint]:
-        return {point.name: point for point in _entry_points().select(group=f"vidspec.{self.part}")}
+        return {point.name: point for point in _entry_points(f"vidspec.{self.part}")}
 
 
 @cache
-def _entry_points() -> EntryPoints:
-    """Entry points of all packages, searched once: that reads files of each, for tens of milliseconds."""
-    return cast("EntryPoints", entry_points())  # Python 3.11 names the type of all groups otherwise
+def _entry_points(group: str) -> EntryPoints:
+    """Entry points of a group, searched once: that reads files of each installed package, for tens of milliseconds."""
+    return entry_points(group=group)
 
 
 def _identity(part: type) -> str:

@@ -235,7 +235,9 @@ class ShoutingFormat(LineFormat):
 
 def test_a_package_brings_a_format(recorded, monkeypatch):
     point = EntryPoint("loud", f"{__name__}:ShoutingFormat", "vidspec.formats")
-    monkeypatch.setattr(registry, "_entry_points", lambda: EntryPoints([point]))
+    monkeypatch.setattr(
+        registry, "_entry_points", lambda group: EntryPoints([point] if group == "vidspec.formats" else [])
+    )
     monkeypatch.setattr(output_formats, "_entries", dict(output_formats._entries))
     assert "loud" in format_names() and format_of_suffix("a.loud") == "loud"
     assert make_format("loud").content([recorded()]) == f"{TEXT.upper()}\n".encode()

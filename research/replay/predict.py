@@ -14,7 +14,7 @@ from itertools import pairwise
 from research import speed
 from research.replay.simulated import SimulatedWorkers, simulate
 from research.replay.virtual import Costs, Run, Text, simulate_sequential
-from vidspec.decoding.schedules.parallel import ParallelSettings, Scheduler
+from vidspec.decoding.scheduler import ParallelSettings, Scheduler
 from vidspec.draft_length.costs import PassCosts
 from vidspec.draft_length.gamma import WindowSize
 

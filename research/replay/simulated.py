@@ -29,7 +29,7 @@ from vidspec.decoding.protocol import (
     WorkerOrder,
     WorkerResult,
 )
-from vidspec.decoding.schedules.parallel import Scheduler
+from vidspec.decoding.scheduler import Scheduler
 from vidspec.draft_length.costs import PassCosts
 from vidspec.events.events import Round
 

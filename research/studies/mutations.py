@@ -73,7 +73,7 @@ MUTATIONS = (
              "return sum(accepted_lengths) / len(accepted_lengths)",
              "return sum(one + 1 for one in accepted_lengths) / len(accepted_lengths)",
              "tests/events/test_counters.py"),
-    Mutation("the parallel schedule keeps tokens after a rejection", "vidspec/decoding/schedules/parallel.py",
+    Mutation("the parallel schedule keeps tokens after a rejection", "vidspec/decoding/scheduler.py",
              "        self._drafted.clear()\n",
              "",
              "tests/decoding/test_parallel.py"),

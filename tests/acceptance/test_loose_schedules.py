@@ -18,7 +18,7 @@ from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.protocol import PromptRead, Proposed
-from vidspec.decoding.schedules.parallel import ParallelSettings, Scheduler
+from vidspec.decoding.scheduler import ParallelSettings, Scheduler
 from vidspec.decoding.schedules.sequential import sequential
 from vidspec.draft_length.gamma import FixedGamma
 from vidspec.embedded.samples import shipped

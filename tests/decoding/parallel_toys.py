@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from research.replay.simulated import SimulatedWorkers, drive
 from research.replay.virtual import Costs
 from vidspec.decoding.protocol import Abort, Propose, Rollback
-from vidspec.decoding.schedules.parallel import ParallelSettings, Scheduler
+from vidspec.decoding.scheduler import ParallelSettings, Scheduler
 from vidspec.draft_length.gamma import AutoGamma, FixedGamma
 
 EOS = 0

@@ -9,8 +9,8 @@ from research.replay.virtual import Costs
 from tests.decoding.toys import blend, greedy_text, on_tables, random_table, rounds_of
 from vidspec.acceptance.rules.random_loose import RandomLoose
 from vidspec.decoding.limits import PERIOD, SHORTEST, TIMES, StoppingRules, ends_in_loop
+from vidspec.decoding.scheduler import ParallelSettings, Scheduler
 from vidspec.decoding.schedules.autoregressive import autoregressive
-from vidspec.decoding.schedules.parallel import ParallelSettings, Scheduler
 from vidspec.decoding.schedules.sequential import sequential
 from vidspec.draft_length.gamma import FixedGamma
 from vidspec.engine.sampling import Sampling

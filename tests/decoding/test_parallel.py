@@ -26,7 +26,7 @@ from vidspec.decoding.protocol import (
     Verify,
     WorkerFailed,
 )
-from vidspec.decoding.schedules.parallel import ParallelSettings, Scheduler
+from vidspec.decoding.scheduler import ParallelSettings, Scheduler
 from vidspec.draft_length.gamma import AutoGamma, FixedGamma
 from vidspec.errors import GenerationError
 

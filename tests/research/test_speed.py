@@ -8,7 +8,7 @@ from research import speed
 from research.replay.simulated import SimulatedWorkers, simulate
 from research.replay.virtual import Costs, Pattern, simulate_sequential
 from tests.tiers import examples
-from vidspec.decoding.schedules.parallel import ParallelSettings, Scheduler
+from vidspec.decoding.scheduler import ParallelSettings, Scheduler
 from vidspec.draft_length.gamma import FixedGamma
 from vidspec.draft_length.speed import chain_tokens
 

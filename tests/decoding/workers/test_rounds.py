@@ -12,7 +12,7 @@ from tests.decoding.toys import ToyEngine, blend, random_table
 from tests.tiers import full_but
 from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.decoding.protocol import Abort, PrefillDraft, PromptRead, Propose, Proposed, Rollback, WorkerFailed
-from vidspec.decoding.schedules.parallel import ParallelSettings, Scheduler
+from vidspec.decoding.scheduler import ParallelSettings, Scheduler
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.target import Target
 from vidspec.decoding.workers.messages import DraftSpans

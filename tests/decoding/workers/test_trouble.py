@@ -20,7 +20,7 @@ from tests.ready_clips import ReadyClips
 from vidspec.cli.app import run
 from vidspec.config import profiles
 from vidspec.decoding.protocol import Rollback
-from vidspec.decoding.schedules.parallel import WorkerLost
+from vidspec.decoding.scheduler import WorkerLost
 from vidspec.decoding.target import Target
 from vidspec.decoding.workers import process as processes
 from vidspec.decoding.workers.slot import DraftProcessSlot

@@ -1,7 +1,7 @@
 from research.replay.simulated import SimulatedWorkers, simulate
 from research.replay.timeline import timeline
 from research.replay.virtual import Costs, Pattern, simulate_sequential
-from vidspec.decoding.schedules.parallel import ParallelSettings, Scheduler
+from vidspec.decoding.scheduler import ParallelSettings, Scheduler
 from vidspec.display.lanes import LaneGlyphs
 from vidspec.draft_length.gamma import FixedGamma
 

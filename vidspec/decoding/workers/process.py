@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from vidspec.config.profiles import Profile
 from vidspec.decoding.protocol import DraftMessage, PromptRead, WorkerFailed
-from vidspec.decoding.schedules.parallel import WorkerLost, WorkerTraceback, worker_error
+from vidspec.decoding.scheduler import WorkerLost, WorkerTraceback, worker_error
 from vidspec.decoding.workers.draft import serve
 from vidspec.decoding.workers.mailbox import DraftAnswer
 from vidspec.decoding.workers.messages import (

@@ -18,7 +18,7 @@ from vidspec.decoding.protocol import (
     TargetMessage,
     Verify,
 )
-from vidspec.decoding.schedules.parallel import ParallelSettings, Scheduler, WorkerLost
+from vidspec.decoding.scheduler import ParallelSettings, Scheduler, WorkerLost
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.setup import DecodingSetup
 from vidspec.decoding.workers.messages import DraftSpans

@@ -8,7 +8,7 @@ import torch
 
 from vidspec.config.profiles import Profile
 from vidspec.decoding.auto import split_threads
-from vidspec.decoding.schedules.parallel import WorkerLost
+from vidspec.decoding.scheduler import WorkerLost
 from vidspec.decoding.workers.messages import DraftStart
 from vidspec.decoding.workers.process import PATIENCE, DraftProcess
 from vidspec.engine.device import CoreSharing

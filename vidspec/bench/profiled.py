@@ -15,7 +15,7 @@ from vidspec.bench.breakdown import Breakdown, breakdown
 from vidspec.bench.loaded import LoadedModels, ModelSource
 from vidspec.bench.machine import machine
 from vidspec.bench.memory import MemoryUse, PeakMemory, resident
-from vidspec.bench.passes import ALPHAS, PassCosts, measure_passes, prefill_pruned
+from vidspec.bench.passes import ALPHAS, TimedPasses, measure_passes, prefill_pruned
 from vidspec.bench.turns import measure_in_turns
 from vidspec.captioner import Captioner
 from vidspec.config.profiles import Profile
@@ -66,7 +66,7 @@ class ProfileBreakdown:
     memory: tuple[MemoryUse, ...]
     alpha: float
     walls: tuple[float, ...]
-    passes: PassCosts | None = None
+    passes: TimedPasses | None = None
     c: float | None = None
     gamma: int | None = None
 
@@ -152,7 +152,7 @@ def profile_clip(
         contenders = {name: partial(_run_once, one) for name, one in captioners.items()}
         found = measure_in_turns(contenders, [str(clip)], repeats, say=say)
         speed = bandwidth.copy_bandwidth(loaded.where.device)
-        times: dict[bool, PassCosts] = {}
+        times: dict[bool, TimedPasses] = {}
         runs = []
         for name, captioner in captioners.items():
             one = _breakdown_of(name, captioner, loaded, found[name][str(clip)], speed, (before, loaded_draft[name]))
@@ -267,7 +267,7 @@ def _add_pass_costs(
     captioner: Captioner,
     loaded: LoadedModels,
     clip: str | Path,
-    known: dict[bool, PassCosts],
+    known: dict[bool, TimedPasses],
     say: Callable[[str], None],
 ) -> ProfileBreakdown:
     """Add T_p and T_q, measured once for all profiles whose draft has the same weights.
@@ -289,7 +289,7 @@ def _add_pass_costs(
 
 def _measure_pass_costs(
     captioner: Captioner, loaded: LoadedModels, profile: Profile, path: str | Path, alpha: float
-) -> PassCosts:
+) -> TimedPasses:
     clip = captioner.client.inputs.read(path)
     request = CaptionRequest(str(path), clip, profile.generate.prompt, profile.generate.system)
     engine = captioner.client.setup.target

@@ -25,7 +25,7 @@ from vidspec.bench import bandwidth
 from vidspec.bench.loaded import ModelSource
 from vidspec.bench.machine import machine
 from vidspec.bench.memory import PeakMemory
-from vidspec.bench.passes import ALPHAS, MAX_ROWS, MeasuredPasses, measure_passes, prefill_pruned
+from vidspec.bench.passes import ALPHAS, MAX_ROWS, TimedPasses, measure_passes, prefill_pruned
 from vidspec.bench.tables import table
 from vidspec.bench.turns import measure_in_turns, time_call
 from vidspec.cli.options import ModelOptions
@@ -249,7 +249,7 @@ def _read(engine: Engine, prefix: EmbeddedPrompt, alpha: float, repeats: int) ->
 
 
 def _forecast(
-    passes: MeasuredPasses, alpha: float, prefill: float, draft_prefill: float, beta: float, tokens: int
+    passes: TimedPasses, alpha: float, prefill: float, draft_prefill: float, beta: float, tokens: int
 ) -> Forecast:
     verify, tq = pass_times(list(passes.target.items())), passes.draft[alpha]
     gamma, rate = speed.best_window(beta, verify, tq, lowest=1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from research.scale import synthetic
-from vidspec.bench.passes import MeasuredPasses, measure_passes, prefill_pruned
+from vidspec.bench.passes import TimedPasses, measure_passes, prefill_pruned
 from vidspec.engine.forward import Engine
 from vidspec.models import loading
 from vidspec.models.placement import resolve_placement
@@ -46,11 +46,11 @@ def test_medians_leave_the_warm_up_out(draft):
 
 def test_the_window_fills_the_pass_that_verifies_it():
     def recommended(target, tq, rounding="down"):
-        return MeasuredPasses(target, {0.9: tq}, {}).gamma(0.9, rounding)
+        return TimedPasses(target, {0.9: tq}, {}).gamma(0.9, rounding)
 
     assert recommended({1: 10.0, 32: 10.0}, 2.5) == 4
     # T_p(10) = 13 allows 13 tokens, T_p(13) = 14 allows 14, and T_p(14) = 14.33 no more.
     assert recommended({1: 10.0, 4: 11.0, 31: 20.0}, 1.0) == 14
     assert recommended({1: 10.0}, 4.0, "up") == 3
-    passes = MeasuredPasses({1: 10.0, 32: 10.0}, {0.9: 2.5}, {})
+    passes = TimedPasses({1: 10.0, 32: 10.0}, {0.9: 2.5}, {})
     assert (passes.cost_ratio(0.9), passes.gamma(0.9), passes.gamma(0.5)) == (4.0, 4, None)

@@ -18,14 +18,14 @@ from vidspec.engine.rows import Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.models.base import EmbeddedPrompt
 
-__all__ = ["ALPHAS", "MAX_ROWS", "MeasuredPasses", "measure_passes", "prefill_pruned", "time_pass"]
+__all__ = ["ALPHAS", "MAX_ROWS", "TimedPasses", "measure_passes", "prefill_pruned", "time_pass"]
 
 MAX_ROWS = 32
 ALPHAS = (0.0, 0.5, 0.9)
 
 
 @dataclass(frozen=True)
-class MeasuredPasses:
+class TimedPasses:
     """Medians, in seconds.
 
     Attributes:
@@ -69,7 +69,7 @@ def measure_passes(
     repeats: int = 5,
     clock: Callable[[], float] | None = None,
     kept: Mapping[float, int] | None = None,
-) -> MeasuredPasses:
+) -> TimedPasses:
     """Time passes in turns, after a warm-up of each; return medians.
 
     Args:
@@ -83,7 +83,7 @@ def measure_passes(
     passes = {("target", float(n)): partial(time_pass, *target, n) for n in rows}
     passes |= {("draft", alpha): partial(time_pass, *draft, 1) for alpha, draft in drafts.items()}
     seconds = {key: median(one[clock]) for key, one in measure_in_turns(passes, [clock], repeats).items()}
-    return MeasuredPasses(
+    return TimedPasses(
         {n: seconds["target", n] for n in rows},
         {alpha: seconds["draft", alpha] for alpha in drafts},
         dict(kept or {}),

@@ -15,7 +15,7 @@ from vidspec.bench.breakdown import Breakdown, breakdown
 from vidspec.bench.loaded import LoadedModels, ModelSource
 from vidspec.bench.machine import machine
 from vidspec.bench.memory import MemoryUse, PeakMemory, resident
-from vidspec.bench.passes import ALPHAS, MeasuredPasses, measure_passes, prefill_pruned
+from vidspec.bench.passes import ALPHAS, TimedPasses, measure_passes, prefill_pruned
 from vidspec.bench.turns import measure_in_turns
 from vidspec.captioner import Captioner
 from vidspec.config.profiles import Profile
@@ -32,11 +32,11 @@ __all__ = ["ProfileBreakdown", "ProfileReport", "profile_clip"]
 
 @dataclass(frozen=True)
 class ProfiledRun:
-    """One run: its record, text tokens of the prompt, and the peaks of this process and, if any, of the draft's."""
+    """One run: its record, text tokens of the prompt, and the peaks of this process and of the draft's."""
 
     record: Caption
     text: int
-    peaks: tuple[int | None, ...]
+    peaks: tuple[int | None, int | None]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,6 @@ class ProfileBreakdown:
     Attributes:
         profile: its name.
         breakdown: time by kind of work.
-        walls: wall clocks of all repeats.
         tokens: emitted.
         tokens_per_s: decode rate; None for a text of one token.
         limit_share: target passes per second over those that the measured copy bandwidth allows for weights and KV.
@@ -56,29 +55,47 @@ class ProfileBreakdown:
         alpha: share of visual tokens hidden from the draft by the profile.
         c: T_p(1) / T_q(alpha); None without passes or draft.
         gamma: recommended window; None without passes or draft.
+        walls: wall clocks of all repeats.
     """
 
     profile: str
     breakdown: Breakdown
-    walls: tuple[float, ...]
     tokens: int
     tokens_per_s: float | None
     limit_share: float | None
     memory: tuple[MemoryUse, ...]
     alpha: float
-    passes: MeasuredPasses | None = None
+    walls: tuple[float, ...]
+    passes: TimedPasses | None = None
     c: float | None = None
     gamma: int | None = None
 
     def to_dict(self) -> dict[str, object]:
         """Return JSON values: ``profile``, ``wall`` and ``parts`` in seconds, and everything else."""
-        found = asdict(self)
-        if self.passes is not None:
-            found["passes"] = {
-                name: {f"{key:g}": value for key, value in by.items()} for name, by in asdict(self.passes).items()
-            }
-        found["memory"] = [{**asdict(part), "activations": part.activations} for part in self.memory]
-        return {"profile": found.pop("profile"), **found.pop("breakdown"), **found}
+        one = self.breakdown
+        return {
+            "profile": self.profile,
+            "wall": one.wall,
+            "parts": one.parts,
+            "hidden": one.hidden,
+            "lanes": one.lanes,
+            "overlap": one.overlap,
+            "walls": list(self.walls),
+            "tokens": self.tokens,
+            "tokens_per_s": self.tokens_per_s,
+            "limit_share": self.limit_share,
+            "memory": [{**asdict(part), "activations": part.activations} for part in self.memory],
+            "alpha": self.alpha,
+            "passes": None
+            if self.passes is None
+            else {
+                "target": {str(n): seconds for n, seconds in self.passes.target.items()},
+                "draft": {f"{alpha:g}": seconds for alpha, seconds in self.passes.draft.items()},
+                "kept": {f"{alpha:g}": tokens for alpha, tokens in self.passes.kept.items()},
+            },
+            "c": self.c,
+            "gamma": self.gamma,
+        }
 
 
 @dataclass(frozen=True)
@@ -135,7 +152,7 @@ def profile_clip(
         contenders = {name: partial(_run_once, one) for name, one in captioners.items()}
         found = measure_in_turns(contenders, [str(clip)], repeats, say=say)
         speed = bandwidth.copy_bandwidth(loaded.where.device)
-        times: dict[bool, MeasuredPasses] = {}
+        times: dict[bool, TimedPasses] = {}
         runs = []
         for name, captioner in captioners.items():
             one = _breakdown_of(name, captioner, loaded, found[name][str(clip)], speed, (before, loaded_draft[name]))
@@ -166,17 +183,23 @@ def _draft_memory(captioner: Captioner) -> int:
 def _run_once(captioner: Captioner, clip: str) -> ProfiledRun:
     setup = captioner.client.setup
     setup.forget()  # the previous caption would be reused as a draft
-    process, device = setup.slot.process if setup.slot else None, setup.target.model.device
-    peaks = [PeakMemory(device), *([PeakMemory(device, process.process.pid)] if process is not None else [])]
+    process = setup.slot.process if setup.slot else None
+    device = setup.target.model.device
+    peaks = [PeakMemory(device)]
+    if process is not None:
+        peaks.append(PeakMemory(device, process.process.pid))
     for one in peaks:
         one.reset()
-    text = 0
+    text, record = 0, None
     for event in captioner.stream(clip):
         if isinstance(event, Prefilled):
             text = event.prompt_tokens - event.visual_tokens
         elif isinstance(event, Finished):
-            return ProfiledRun(event.caption, text, tuple(one.read() for one in peaks))
-    raise AssertionError("a stream ends with Finished")
+            record = event.caption
+    if record is None:
+        raise AssertionError("a stream ends with Finished")
+    read = [one.read() for one in peaks]
+    return ProfiledRun(record, text, (read[0], read[1] if len(read) > 1 else None))
 
 
 def _breakdown_of(
@@ -244,7 +267,7 @@ def _add_pass_costs(
     captioner: Captioner,
     loaded: LoadedModels,
     clip: str | Path,
-    known: dict[bool, MeasuredPasses],
+    known: dict[bool, TimedPasses],
     say: Callable[[str], None],
 ) -> ProfileBreakdown:
     """Add T_p and T_q, measured once for all profiles whose draft has the same weights.
@@ -266,7 +289,7 @@ def _add_pass_costs(
 
 def _measure_pass_costs(
     captioner: Captioner, loaded: LoadedModels, profile: Profile, path: str | Path, alpha: float
-) -> MeasuredPasses:
+) -> TimedPasses:
     clip = captioner.client.inputs.read(path)
     request = CaptionRequest(str(path), clip, profile.generate.prompt, profile.generate.system)
     engine = captioner.client.setup.target

@@ -27,6 +27,8 @@ __all__ = ["MAX_BYTES", "Feed", "Prepare", "Refuse", "cores", "reader_count"]
 Prepare: TypeAlias = "Callable[[Clip], int]"
 #: Raises if a captioner cannot take a clip: path, prompt (None for the profile's), frames, their height and width.
 Refuse: TypeAlias = "Callable[[str, str | None, int, int, int], None]"
+#: Path, source, start and end of a clip. Not the job, which would keep its frames while they can be read again.
+_Place: TypeAlias = tuple[str, MemberSource | None, float | None, float | None]
 #: Bytes of main memory for all clips that the models have not encoded yet.
 MAX_BYTES = 1 << 30
 #: Maximum of reader processes; more rarely speed up a disk, and each may take the memory of a hard clip.
@@ -252,14 +254,14 @@ class Feed:
         check = partial(self._refuse, job.path, job.asked) if self._refuse is not None else None
         place = job.path, job.source, job.start, job.end
         try:
-            job.clip = _read_clip(self._files, reader, self._video, check, *place)
+            job.clip = _read_clip(self._files, reader, self._video, place, check)
         except Exception as error:
             job.error = error
         job.spent = time.monotonic() - began
         if job.error is not None:
             return 0
         if not (self.config.baseline or self.config.verify or self.config.questions_of(job)):  # these reuse frames
-            job.reread = partial(_read_again, self.config, self._video, *place)
+            job.reread = partial(_read_again, self.config, self._video, place)
         if job.clip is None:
             return 0
         size = job.clip.nbytes
@@ -269,32 +271,23 @@ class Feed:
         return size
 
 
-def _read_again(
-    config: JobConfig,
-    video: Mapping[str, object],
-    path: str,
-    source: MemberSource | None,
-    start: float | None,
-    end: float | None,
-) -> Clip:
+def _read_again(config: JobConfig, video: Mapping[str, object], place: _Place) -> Clip:
     from vidspec.runs.reader import ClipReader
 
     files, reader = ShardFiles(config.fetch), ClipReader(config.timeout, config.stall)
     with closing(files), closing(reader):
-        return _read_clip(files, reader, video, None, path, source, start, end)
+        return _read_clip(files, reader, video, place)
 
 
 def _read_clip(
     files: ShardFiles,
     reader: ClipReader,
     video: Mapping[str, object],
-    check: CheckFrameCount | None,
-    path: str,
-    source: MemberSource | None,
-    start: float | None,
-    end: float | None,
+    place: _Place,
+    check: CheckFrameCount | None = None,
 ) -> Clip:
     """Return the frames of a clip; one of a shard has its own name, not that of the file it was copied to."""
+    path, source, start, end = place
     with files.local(path, source) as file:
         clip = reader.read(file, start, end, video, check)
     return clip if source is None or clip is None else replace(clip, facts=replace(clip.facts, path=path))

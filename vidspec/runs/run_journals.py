@@ -84,16 +84,13 @@ class RunJournals:
         assert self._find is not None
         return self._find(job)
 
-    def losing(self, job: Job | None = None) -> contextlib.AbstractContextManager[None]:
-        """Mark the journal of ``job`` as lost after an OutputError in the block."""
-        return self._losing(self.path(job))
-
     @contextlib.contextmanager
-    def _losing(self, journal: Path) -> Iterator[None]:
+    def losing(self, job: Job | None = None, *, journal: Path | None = None) -> Iterator[None]:
+        """Mark the journal of ``job``, or this one, as lost after an OutputError in the block."""
         try:
             yield
         except OutputError as error:
-            raise self._error(self._lost.setdefault(journal, error)) from None
+            raise self._error(self._lost.setdefault(journal or self.path(job), error)) from None
 
     def _error(self, error: OutputError) -> OutputError:
         """Return a journal's error as one of a single clip while other journals work."""
@@ -155,7 +152,7 @@ class RunJournals:
         for path, journal in self._journals.items():
             with collecting(failures):
                 if path not in self._lost:
-                    with self._losing(path):
+                    with self.losing(journal=path):
                         journal.compact([clip_id(job) for job in jobs if self.path(job) == path])
                 if journal.repaired:
                     notes.append(f"{journal.shown}: a torn last line was repaired; its clip was captioned again")

@@ -401,7 +401,7 @@ def test_stars_in_urls_are_listed():
     [
         ("https://example.org/*.tar", r"a web server does not list its files"),
         ("memory://stars/none/*.tar", "no file matches"),
-        ("nowhere://x/*.tar", "of no protocol that fsspec knows"),
+        ("nowhere://x/*.tar", "a protocol that fsspec does not know"),
     ],
 )
 def test_stars_that_cannot_be_listed(pattern, message):

@@ -28,7 +28,7 @@ Prepare: TypeAlias = "Callable[[Clip], int]"
 #: Raises if a captioner cannot take a clip: path, prompt (None for the profile's), frames, their height and width.
 Refuse: TypeAlias = "Callable[[str, str | None, int, int, int], None]"
 #: Path, source, start and end of a clip. Not the job, which would keep its frames while they can be read again.
-_Place: TypeAlias = tuple[str, MemberSource | None, float | None, float | None]
+_ClipPlace: TypeAlias = tuple[str, MemberSource | None, float | None, float | None]
 #: Bytes of main memory for all clips that the models have not encoded yet.
 MAX_BYTES = 1 << 30
 #: Maximum of reader processes; more rarely speed up a disk, and each may take the memory of a hard clip.
@@ -271,7 +271,7 @@ class Feed:
         return size
 
 
-def _read_again(config: JobConfig, video: Mapping[str, object], place: _Place) -> Clip:
+def _read_again(config: JobConfig, video: Mapping[str, object], place: _ClipPlace) -> Clip:
     from vidspec.runs.reader import ClipReader
 
     files, reader = ShardFiles(config.fetch), ClipReader(config.timeout, config.stall)
@@ -283,7 +283,7 @@ def _read_clip(
     files: ShardFiles,
     reader: ClipReader,
     video: Mapping[str, object],
-    place: _Place,
+    place: _ClipPlace,
     check: CheckFrameCount | None = None,
 ) -> Clip:
     """Return the frames of a clip; one of a shard has its own name, not that of the file it was copied to."""

@@ -339,7 +339,7 @@ def test_the_cache_holds_rows_of_the_text_alone_without_visual_tokens(pairs, mon
     [
         (
             {"models.draft": None},
-            "models.draft: is needed, since this profile drafts with a head (dflash); nearest valid choice: name the",
+            "models.draft: is needed, since this profile drafts with a head of its own; nearest valid choice: name the",
         ),
         ({"schedule.kind": "parallel"}, "dflash needs more of the target than token ids"),
         ({"draft.topology": "tree"}, "a dflash drafts a chain"),

@@ -306,7 +306,7 @@ def in_turns(self, gamma):
     [
         (
             {"models.draft": None},
-            "models.draft: is needed, since this profile drafts with a head (eagle3); nearest valid choice: name the",
+            "models.draft: is needed, since this profile drafts with a head of its own; nearest valid choice: name the",
         ),
         ({"schedule.kind": "parallel"}, "eagle3 needs more of the target than token ids"),
         ({"draft.options.visual": "some"}, r"draft.options.visual: .*'all' or 'none'"),

@@ -142,7 +142,7 @@ class ModelsSection(Section):
             yield OptionConflict("models.draft", "is needed, since this profile drafts with a smaller model", instead)
         if unnamed and profile.names_a_head:
             instead = "name the head that was trained for the target, or take the profile ar"
-            reason = f"is needed, since this profile drafts with a head ({profile.draft.kind})"
+            reason = "is needed, since this profile drafts with a head of its own"
             yield OptionConflict("models.draft", reason, instead)
 
 

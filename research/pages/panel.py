@@ -1,8 +1,8 @@
 """Draw the README's terminal pictures from real runs: ``python -m research.pages.panel CLIP|FOLDER OUT.svg [--still]``.
 
-The panel is the one ``vidspec caption`` shows on a terminal, with the default profile: of a clip from its frames to its
-caption, slowed down, or with ``--still`` when it is complete; of a folder in the first moment after half of its clips
-in which as many as ever are in flight and all of them are decoding.
+The panel is the one ``vidspec caption`` shows on a terminal, with the default profile of the built-in pairs: of a clip
+from its frames to its caption, slowed down, or with ``--still`` when it is complete; of a folder in the first moment
+after half of its clips in which as many as ever are in flight and all of them are decoding.
 Clips and folders are shown by their last name, so that no path of this machine is in a picture.
 """
 
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from research.pages.terminal_svg import Screen, draw_terminal, screen_of
 from vidspec import Captioner
-from vidspec.config.user_config import DEFAULT_PROFILE
+from vidspec.config.user_config import BUILT_IN_PROFILE
 from vidspec.display.overall import RECENT, render_run
 from vidspec.display.panel import render_clip
 from vidspec.display.screen import PanelScreen
@@ -100,7 +100,7 @@ def main(source: str, out: str, *options: str) -> None:
     folder = Path(source).is_dir()
     asked = " --format jsonl -o captions.jsonl" if folder else ""
     command = Text(f"$ vidspec caption {shown_name(source)}{asked}")
-    with Captioner.from_profile(DEFAULT_PROFILE) as captioner:
+    with Captioner.from_profile(BUILT_IN_PROFILE) as captioner:
         captioner.client.warm_up()
         screens = (many if folder else one)(captioner, source, command)
     shown = screens[-1:] if "--still" in options else screens

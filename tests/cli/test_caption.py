@@ -329,7 +329,7 @@ def test_the_default_profile_and_its_variable(vidspec, monkeypatch):
     monkeypatch.setenv("VIDSPEC_PROFILE", "ar")
     vidspec("caption", "good.mp4")
     vidspec("caption", "good.mp4", "-p", "sd-rand")
-    assert [made.client.profile.name for made in FakeCaptioner.made] == ["vanilla-sd-auto", "ar", "sd-rand"]
+    assert [made.client.profile.name for made in FakeCaptioner.made] == ["sparrow", "ar", "sd-rand"]
 
 
 @pytest.mark.parametrize("options", [(), ("--pair", "embedded-qwen"), ("--target", SHIPPED, "--draft", "b")])
@@ -683,7 +683,7 @@ def test_verbose_says_what_is_loaded_and_where_time_goes(vidspec):
     plain = vidspec("caption", "good.mp4")
     ran = vidspec("caption", "good.mp4", "-v")
     assert ran.code == 0 and ran.out == plain.out
-    assert "loading the built-in models (embedded)" in ran.err and "profile vanilla-sd-auto, device auto" in ran.err
+    assert "loading the built-in models (embedded)" in ran.err and "profile sparrow, device auto" in ran.err
     assert "target: big (fake), float32 on cpu, fused blocks (a test)" in ran.err and "loaded in" in ran.err
     times = "time to first token 0.50 s, decode 1.00 s, end to end 1.50 s"
     assert f"  ended: eos; {times}" in ran.err and times not in plain.err

@@ -131,7 +131,7 @@ def test_profiles_lists_names_and_abouts(vidspec):
     assert {"ar", "vanilla-sd"} <= files < names and len(lines) == len(names) and {len(line) for line in lines} == {3}
     groups = [line[2] for line in lines]
     assert list(dict.fromkeys(groups)) == ["recommended", "exact", "parallel", "loose", "lossy", "ablations"]
-    assert groups == sorted(groups, key=list(dict.fromkeys(groups)).index) and lines[0][0] == "vanilla-sd-auto"
+    assert groups == sorted(groups, key=list(dict.fromkeys(groups)).index) and lines[0][0] == "sparrow"
     assert {"hybrid", "vanilla-sd"} <= {name for name, _, group in lines if group == "recommended"}
     found = json.loads(vidspec("profiles", "--all", "--format", "json").out)
     assert all(set(one) == {"name", "about", "path", "source", "group", "chosen"} and one["about"] for one in found)
@@ -156,6 +156,7 @@ def test_profiles_shows_those_to_choose_from(vidspec, tmp_path):
     (folder / "mine.yaml").write_text("{base: ar, about: Mine., group: ablations}")
     lines = [line.split("\t") for line in vidspec("profiles").out.splitlines()]
     assert [line[0] for line in lines if line[2] == "recommended"] == [
+        "sparrow",
         "vanilla-sd-auto",
         "sd-adaptive-tree",
         "hybrid",
@@ -178,7 +179,7 @@ def test_groups_of_the_packaged_profiles():
 
     groups = {info.name: info.group for info in profiles.available()}
     recommended = [name for name, group in groups.items() if group == "recommended"]
-    assert recommended == ["vanilla-sd-auto", "sd-adaptive-tree", "hybrid", "vanilla-sd"]
+    assert recommended == ["sparrow", "vanilla-sd-auto", "sd-adaptive-tree", "hybrid", "vanilla-sd"]
     assert {groups[name] for name in ("sd-rand", "sd-uniform", "lvspec-0.2", "hippo-frame")} == {"ablations"}
     assert (groups["lvspec"], groups["fastv"], groups["hippo"], groups["sd-tree"]) == (
         "loose",

@@ -34,8 +34,8 @@ def shown_raw(vidspec, *args):
 
 def test_without_a_config_everything_is_the_profile_or_a_default(vidspec):
     found = shown(vidspec)
-    assert found["profile"] == ("vanilla-sd-auto", "default") and found["format"] == ("text", "default")
-    assert found["models.pair"][0] == "embedded" and found["models.pair"][1].endswith("vanilla-sd.yaml")
+    assert found["profile"] == ("sparrow", "default") and found["format"] == ("text", "default")
+    assert found["models.pair"][0] == "embedded" and found["models.pair"][1].endswith("dflash.yaml")
     assert found["generate.top_p"] == (1.0, "default")
     assert "there is no" in vidspec("config", "show").err
 

@@ -27,6 +27,7 @@ from vidspec.decoding.workers import draft as drafts
 from vidspec.decoding.workers import process as processes
 from vidspec.decoding.workers import run as runs
 from vidspec.decoding.workers import slot as slots
+from vidspec.draft_length.costs import PassCosts
 from vidspec.engine.requests import Encode, Forward, PrefillPrompt
 from vidspec.engine.rows import PassResult, Rows
 from vidspec.events.events import Restarted
@@ -377,6 +378,7 @@ class BatchScenario:
             prefill=rng.choice(["parallel", "sequential"]), startup=rng.choice(["fit", "window"])
         )
         setup = SimpleNamespace(
+            costs=PassCosts(),
             profile=SimpleNamespace(
                 shows_the_video=True,
                 schedule=schedule,

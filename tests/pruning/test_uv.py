@@ -114,7 +114,7 @@ def test_the_layer_is_the_papers_where_the_target_has_it(layer, depth, taken):
 
 def test_a_layer_that_the_target_does_not_have():
     for pruner, most in ((UVPruner, 12), (UVSimilarityPruner, 12), (UVAttentionPruner, 11)):
-        with pytest.raises(ProfileError, match=rf"prune\.layer: 13 is behind .* 12 blocks \(take at most {most}\)"):
+        with pytest.raises(ProfileError, match=rf"prune\.layer: 13 is beyond .* 12 blocks \(take at most {most}\)"):
             pruner(13, 12)
     assert UVAttentionPruner(None, 1).needs == {"attention@0"}
 

@@ -59,5 +59,7 @@ def test_every_layout_gives_plain_decodings_tokens(pairs, monkeypatch, name, lay
     assert len(found) == batch
     for clip, record in found:
         assert record.token_ids == pair.plain(CLIPS[clip]), (name, layout, profile, batch, clip)
-    if pair.captioner(profile).client.profile.draft.kind != "ngram":  # which finds nothing in so short texts
+    how = pair.captioner(profile).client.profile
+    # In so short texts ngram finds nothing, and the draft of a parallel schedule may come too late.
+    if how.draft.kind != "ngram" and not how.concurrent:
         assert sum(record.counters["accepted"] for _, record in found) > 0  # it drafted

@@ -128,7 +128,7 @@ def test_without_hardware_it_is_an_error_and_software_does_not_stand_in(decoder,
     path = clips.make(tmp_path / "plain.mp4")
     with pytest.raises(UsageError, match=f"no {named} decoder can be used here: ") as caught:
         video.read(path, frames=2, decoder=decoder)
-    assert caught.value.kind == "decoder" and "'av'" in caught.value.hint
+    assert caught.value.kind == "decoder" and "--decoder av" in caught.value.hint
     assert video.read(path, frames=2, decoder="auto").facts.decoder == "av"
 
 

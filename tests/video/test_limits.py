@@ -130,7 +130,7 @@ def test_more_frames_than_there_is_memory_for(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "available_memory", lambda: 20 << 20)
     with pytest.raises(UsageError, match=r"1001 frames of 64x64 take 0\.0 GiB") as caught:
         video.read(path, fps=1.0)
-    assert "lower fps" in caught.value.hint
+    assert "lower --fps" in caught.value.hint
     assert len(video.read(path)) == 2
 
 

@@ -208,6 +208,7 @@ def load_eagle3(name: str, target: VideoLanguageModel, where: Placement) -> Eagl
         refuse_assistant(name, source)
         given = json.loads(weight_file(source, "config.json").read_text(encoding="utf-8"))
         weights = {canonical_key(key): tensor for key, tensor in read_head_tensors(name, source, given).items()}
+        given.pop("quantization_config", None)  # the weights are plain numbers now
         if "fc.weight" in weights:  # else it is no head, which is said below
             check_keys(name, given)
         config = head_config(given)

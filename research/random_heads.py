@@ -32,12 +32,15 @@ class RandomHead(Language):
         tokens: the target's id of each of its own ids.
         blocks: target blocks whose input it reads.
         size, mask: of a block head: tokens of a block, and the id of a masked position.
+        whole, candidates: of a block head: it drafts whole blocks, and has no selector.
     """
 
     tokens: torch.Tensor
     blocks: tuple[int, ...]
     size: int = 0
     mask: int = 0
+    whole: bool = True
+    candidates: int = 0
 
 
 @torch.inference_mode()

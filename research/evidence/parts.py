@@ -85,7 +85,7 @@ PARTS: tuple[Part, ...] = (
         "both cores, of the parallel ones each worker has one. *Share of limit*: passes a second over those that the "
         "memory bandwidth allows. *Speed model*: what the formulas of `research/speed.py` give for the "
         "forward times and accepted lengths of the same run.",
-        "research.peers {clips:16} --profiles {lossless} --pair {pair} --repeats 1 --peer openvino={openvino} "
+        "research.peers {clips:8} --profiles {lossless} --pair {pair} --repeats 1 --peer openvino={openvino} "
         "--peer vllm={vllm} --peer vllm-draft={vllm} --peer vllm-ngram={vllm} --json {json}",
     ),
     *_of_both(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import mean
+
 import pytest
 
 from research.counts import counted
@@ -39,14 +41,16 @@ def test_windows_settle_there_under_load(draft, beta):
     def chain(n, rows):
         return small.pass_seconds(CARD, n, n, 2_000, chained=True)
 
-    machine = Machine(verify, chain)
-    pace, betas = WindowController(), [beta] * 16
-    seen = machine.decode(pace, [pace.window() for _ in betas], betas, 600)
-    late = seen[len(seen) // 2 :]
-    plain = machine.rate([[0] * 16], betas)
-    assert machine.rate(late, betas) >= 0.97 * max(plain, machine.best_fixed(betas))
+    betas, shares, plain_rounds = [beta] * 16, [], []
+    for seed in range(4):  # of noise, by which a draft that gains little may rest
+        machine, pace = Machine(verify, chain, seed=seed), WindowController()
+        late = machine.decode(pace, [pace.window() for _ in betas], betas, 600)[300:]
+        plain = machine.rate([[0] * 16], betas)
+        shares.append(machine.rate(late, betas) / max(plain, machine.best_fixed(betas)))
+        plain_rounds.append(sum(not any(gammas) for gammas in late) / len(late))
+    assert mean(shares) >= 0.97 and min(shares) > 0.94
     if best_window(beta, lambda rows: verify(16, 16 * rows), chain(16, 16))[0] == 0:
-        assert sum(not any(gammas) for gammas in late) > 0.9 * len(late)
+        assert mean(plain_rounds) > 0.9
 
 
 def test_what_is_predicted():

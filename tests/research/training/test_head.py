@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -13,6 +15,7 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.models import eagle3, loading
 from vidspec.models.placement import resolve_placement
+from vidspec.models.quantised import read_head_tensors
 
 pytestmark = pytest.mark.full
 
@@ -48,12 +51,14 @@ def test_each_depth_is_what_a_chain_of_passes_gives(target, text, tmp_path):
     torch.manual_seed(0)
     new = TrainedHead(target, range(64))
     new.save(tmp_path)
+    head, behind = eagle3.load_eagle3(str(tmp_path), target, PLACE), 3  # pairs of the caption with the target's states
+    given = json.loads((tmp_path / "config.json").read_text())
+    stored = read_head_tensors("head", str(tmp_path), given)
     with torch.no_grad():
-        for part in new.parts:
-            part.copy_(part.half())  # as it is saved
+        for name, part in new.tensors.items():
+            part.copy_(stored[name])  # as it is saved
         found = new(text, DEPTH)
     assert [len(logits) for logits in found] == [TOKENS - deep for deep in range(DEPTH)]
-    head, behind = eagle3.load_eagle3(str(tmp_path), target, PLACE), 3  # pairs of the caption with the target's states
     engine, embeddings = Engine(head), text.embeddings.float()
     rows, span = slice(0, text.first + behind + 1), engine.open(len(embeddings))
     states = head.joined(text.states[rows].float())

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-DEFAULT = "ar,sparrow,vanilla-sd-auto,vanilla-sd,sd-adaptive-tree,hybrid"
+DEFAULT = "ar,sparrow,vanilla-sd-auto,sd-adaptive-tree"
 #: Profiles of an earlier checkout.
 EARLIER = ("ar", "vanilla-sd")
 

@@ -15,7 +15,7 @@ SIZES: Mapping[str, tuple[str, str]] = {
     "lossless": ("all,eagle3,sparrow,dflash", "ar,vanilla-sd-auto,vanilla-sd,hippo"),
     "pareto": ("", "--profiles ar,lvspec"),
     "batch": ("1,8,16", "1,2"),
-    "rounds": ("3", "1"),
+    "rounds": ("1", "1"),
     "turns": ("8", "1"),
     "clips": ("50", "2"),
     "timed": ("16", "1"),
@@ -92,7 +92,7 @@ PARTS: tuple[Part, ...] = (
         "folder",
         "A folder of 32 clips",
         "Every contender is a process of its own with one thread; all take turns over the folder, 8 frames of each "
-        "clip, at every number of clips at once. Rates are medians of three rounds, with the least and the greatest. "
+        "clip, at every number of clips at once. Rates are those of one round. "
         "*Decoding alone* are tokens a second from the first token of the last clip in flight to the end of the first. "
         "Memory is resident, a process and its children, sampled in a warm-up over twice as many clips as the batch "
         "has.",

@@ -365,8 +365,9 @@ def measured(data: Mapping[str, Results], known: Sequence[str], machines: Sequen
     }
     many = {title: data[name] for name, title in titles.items() if name in data}
     qwen = [single["embedded-qwen"], *machines] if "embedded-qwen" in single else []
+    folder = data.get("folder-embedded-qwen") or data.get("folder-200")
     tables = {
-        "What you gain": gains(qwen, data["folder-200"]) if qwen and "folder-200" in data else "",
+        "What you gain": gains(qwen, folder) if qwen and folder else "",
         "Profiles and peers": profiles(single) if single else "",
         "Folders": folders(many) if many else "",
         "The default profile": race({**single, **many}),

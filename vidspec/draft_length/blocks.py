@@ -17,8 +17,8 @@ from vidspec.draft_length.trials import TrialInterval
 __all__ = ["BlockController"]
 
 #: First windows, which measure the cost of rows; share of the tokens that drafts tried in vain may cost; weight of an
-#: earlier block.
-FIRST, TRIAL_SHARE, RECENT = (15, 7, 3, 11), 0.01, 0.8
+#: earlier round for a rest, and of an earlier block for what drafts are worth in general.
+FIRST, TRIAL_SHARE, RECENT, LONG = (15, 7, 3, 11), 0.01, 0.8, 0.98
 #: Blocks after which a gain is known.
 KNOWN = 3
 
@@ -33,12 +33,19 @@ class BlockController:
     def __init__(self, prices: TokenPrices) -> None:
         self.prices, self.calibration = prices, DraftCalibration()
         self._gain = 0.0  # tokens gained by recent blocks since a rest, all costs subtracted
+        self._won = 0.0  # the same of many blocks, rests included
         self._blocks = 0
         self._rests: dict[int, TrialInterval] = {}  # by batch size
 
     @property
     def _rest(self) -> TrialInterval:
         return self._rests.setdefault(self.prices.clips.bit_length(), TrialInterval())
+
+    def begin_clip(self) -> None:
+        """Try the drafts of a new clip at once if they gain in general: that they rest is about other texts."""
+        if self._won > 0:
+            for rest in self._rests.values():
+                rest.end()
 
     def rest(self) -> bool:
         """Return True if the next round is plain decoding."""
@@ -79,9 +86,12 @@ class BlockController:
         if not prices:
             return
         spent = prices[len(probabilities)] + self.prices.of_pass("draft", rows)
-        self._gain = RECENT * self._gain + accepted - spent
+        gain = accepted - spent
+        self._gain = RECENT ** (1 / self.prices.clips) * self._gain + gain
+        self._won = LONG * self._won + gain
         if self._gain > 0:
             self._rest.end()
-        elif self._blocks >= KNOWN:
-            self._rest.postpone(self.prices.rounds, max(0.0, spent - accepted) / TRIAL_SHARE)
+        elif self._blocks >= KNOWN and not self.rest():  # else another clip of this round has failed too
+            lost = 0.0 if self._won > 0 else max(0.0, -gain)
+            self._rest.postpone(self.prices.rounds, lost / TRIAL_SHARE)
             self._gain = 0.0

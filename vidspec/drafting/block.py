@@ -112,6 +112,7 @@ class BlockDrafter(Drafter):
 
     def set_pace(self, pace: WindowController, window: DraftWindow) -> None:
         self._blocks, self._window = pace.blocks, window
+        self._blocks.begin_clip()
 
     def begin(self, token: int) -> None:
         self._last = token

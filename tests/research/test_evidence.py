@@ -184,7 +184,7 @@ def test_the_committed_gains_are_those_of_the_committed_figures():
     found = pages.read_results(folder)
     single = [found["profiles-embedded-qwen"], *pages.read_results(folder / "machines").values()]
     page = (folder.parent / "measured.md").read_text(encoding="utf-8")
-    assert gains(single, found["folder-200"]) in page, "python -m research.evidence --pages"
+    assert gains(single, found["folder-embedded-qwen"]) in page, "python -m research.evidence --pages"
 
 
 def test_the_page_of_the_gpu_is_that_of_the_committed_lines():

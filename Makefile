@@ -33,7 +33,7 @@ INPUTS := pyproject.toml vidspec/_version.py constraints/cpu.txt
 # PyTorch's own index, unless pip is configured to look elsewhere.
 HAS_GPU = nvidia-smi -L >/dev/null 2>&1
 CPU_INDEX := https://download.pytorch.org/whl/cpu
-LOOKS_ELSEWHERE = $(BIN)/python -m pip config list | grep -Eq "index-url|find-links"
+LOOKS_ELSEWHERE = $(BIN)/python -m pip config list | grep -E "index-url|find-links" > /dev/null
 PIP_INSTALL = if $(HAS_GPU); then set --; else set -- -c constraints/cpu.txt; \
 	$(LOOKS_ELSEWHERE) || set -- "$$@" --extra-index-url $(CPU_INDEX); fi; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$@"

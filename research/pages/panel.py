@@ -28,7 +28,7 @@ from vidspec.models.request import CaptionRequest
 
 WIDTH, HEIGHT = 80, 24
 FOLDER_WIDTH, FOLDER_HEIGHT = 100, 34
-BATCH = 8
+BATCH = 4
 #: Screens of an animation while a text grows; seconds of each of them, and of the last.
 STEPS, STEP_S, LAST_S = 7, 0.6, 4.0
 

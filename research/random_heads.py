@@ -11,7 +11,8 @@ import torch
 from research.random_decoder import Language
 from research.sizes import Size
 from vidspec.engine.head_states import StateInputs
-from vidspec.models.dflash import BlockDecoder, block_config
+from vidspec.models.dflash import BlockDecoder
+from vidspec.models.dflash_checkpoint import block_config
 from vidspec.models.eagle3 import Eagle3Decoder, StateProjection
 from vidspec.models.eagle3_checkpoint import PROJECTIONS, default_tap_blocks, head_config
 from vidspec.models.video_language_model import VideoLanguageModel

@@ -31,7 +31,8 @@ from research.world.samples import HELD_OUT_SEED
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.models import dflash, loading
-from vidspec.models.dflash import BlockDecoder, block_config
+from vidspec.models.dflash import BlockDecoder
+from vidspec.models.dflash_checkpoint import block_config
 from vidspec.models.placement import resolve_placement
 
 __all__ = ["BlockTraining", "TrainedBlocks"]

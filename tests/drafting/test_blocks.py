@@ -31,7 +31,7 @@ from vidspec.engine.sampling import Sampling
 from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError, ProfileError
 from vidspec.events.events import Prefilled, Round
-from vidspec.models import dflash, loading
+from vidspec.models import dflash, dflash_checkpoint, loading
 from vidspec.models.head import HeadRows
 
 #: Kinds of heads: keys of their config, and for each block whether its rows see no later ones.
@@ -441,7 +441,7 @@ def test_the_config_of_a_published_head_of_the_second_version():
         "rope_parameters": {"rope_theta": 10_000_000, "rope_type": "default"},
         "dflash_config": own,
     }
-    config, settings = dflash.block_config("head", given)
+    config, settings = dflash_checkpoint.block_config("head", given)
     assert (settings.size, settings.kernel, settings.kernel_group) == (8, 2, 16)
     assert (settings.rank, settings.candidates, settings.mask) == (256, 16, 248070)
     assert settings.both_ways == {0, 1, 2, 3, 4} and sliding_windows(config) == (2048,) * 5
@@ -451,4 +451,4 @@ def test_the_blocks_that_are_read_if_the_config_names_none(pairs):
     kind = pairs().kind
     settings = heads.config(kind, num_hidden_layers=5, num_target_layers=36)
     del settings["dflash_config"]["target_layer_ids"]
-    assert dflash.block_config("head", settings)[1].taps == (1, 9, 17, 25, 33)
+    assert dflash_checkpoint.block_config("head", settings)[1].taps == (1, 9, 17, 25, 33)

@@ -9,7 +9,7 @@ import torch
 
 from vidspec.engine.decoder import sliding_windows
 from vidspec.errors import ModelError
-from vidspec.models import checkpoint_config, dflash, eagle3, eagle3_checkpoint
+from vidspec.models import checkpoint_config, dflash_checkpoint, eagle3, eagle3_checkpoint
 from vidspec.models.placement import resolve_placement
 
 CONFIGS = json.loads(Path(__file__).with_name("published_heads.json").read_text(encoding="utf-8"))
@@ -79,7 +79,7 @@ def test_published_block_heads_are_read(name):
     """Keys of the head at either place; sliding-window blocks see no later rows."""
     same = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 248_320}
     given = BLOCK_HEADS[name] | same | {"hidden_act": "silu", "rms_norm_eps": 1e-6, "use_sliding_window": True}
-    config, settings = dflash.block_config(name, given | {"rope_theta": 10_000_000, "attention_bias": False})
+    config, settings = dflash_checkpoint.block_config(name, given | {"rope_theta": 10_000_000, "attention_bias": False})
     last = given["num_hidden_layers"] - 1
     assert (settings.size, settings.both_ways, settings.soft_cap) == (16, frozenset({last}), None)
     assert settings.taps == tuple(given["dflash_config"]["target_layer_ids"])

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Generic, TypeVar
 
 from vidspec.models.prefix_cache import PrefixCache
 from vidspec.models.request import CaptionRequest, DialogueTurn, Question
 
 __all__ = ["ClipSession"]
 
-R = TypeVar("R", bound=CaptionRequest)
 
-
-class ClipSession(Generic[R]):
+class ClipSession:
     """Makes the requests of questions about one clip; each continues from the caches of the last that was read.
 
     Whoever decodes the requests reports those whose prompts have been read and those that have ended. A session is used
@@ -29,12 +26,12 @@ class ClipSession(Generic[R]):
         begun: requests of prompts that have begun and not ended, by index.
     """
 
-    def __init__(self, clip: R) -> None:
+    def __init__(self, clip: CaptionRequest) -> None:
         self.clip = clip
         self.exchanges: tuple[DialogueTurn, ...] = clip.earlier
         self._cache = PrefixCache()
         self._waiting: deque[tuple[int, str]] = deque()  # prompts that have not begun
-        self.begun: dict[int, R] = {}
+        self.begun: dict[int, CaptionRequest] = {}
         self._apart = self._is_read = self._complete = False
 
     @property
@@ -47,7 +44,7 @@ class ClipSession(Generic[R]):
         """True if every prompt has begun."""
         return not self._waiting
 
-    def turn(self, text: str, earlier: tuple[DialogueTurn, ...] | None = None) -> R:
+    def turn(self, text: str, earlier: tuple[DialogueTurn, ...] | None = None) -> CaptionRequest:
         """Return the request of the turn after ``earlier``, or after all exchanges."""
         earlier = self.exchanges if earlier is None else earlier
         return self._ask(text, Question("turn", len(earlier)), earlier)
@@ -57,7 +54,7 @@ class ClipSession(Generic[R]):
         self._waiting.extend(prompts)
         self._apart = apart
 
-    def take(self) -> R | None:
+    def take(self) -> CaptionRequest | None:
         """Return the request of the next prompt that can begin; None if there is none now.
 
         The first runs by itself until it has been read; then all others can begin. If it fails before, the next one
@@ -74,7 +71,7 @@ class ClipSession(Generic[R]):
             self._cache = PrefixCache()
         return request
 
-    def attach(self, request: R, *, exact: bool = True) -> R:
+    def attach(self, request: CaptionRequest, *, exact: bool = True) -> CaptionRequest:
         """Return a request with the frames of the clip and a cache that continues; of vision outputs only if inexact.
 
         Args:
@@ -102,7 +99,7 @@ class ClipSession(Generic[R]):
         """Note that a prompt is answered or has failed."""
         del self.begun[index]
 
-    def _ask(self, text: str, question: Question, earlier: tuple[DialogueTurn, ...]) -> R:
+    def _ask(self, text: str, question: Question, earlier: tuple[DialogueTurn, ...]) -> CaptionRequest:
         request = self.attach(replace(self.clip, prompt=text, question=question, earlier=earlier))
         self.clip = replace(self.clip, spent=0.0)  # the time of reading counts for the first question
         return request

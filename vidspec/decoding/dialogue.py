@@ -27,7 +27,7 @@ __all__ = ["Dialogue"]
 FIXED = {"start", "end", "prompt", "system", "clip", "earlier", "plain"}
 
 
-class Dialogue(ClipSession[CaptionRequest]):
+class Dialogue(ClipSession):
     """Consecutive questions about a clip; each is answered as if all earlier turns were read again.
 
     Threads may share it: a question waits until the previous one is answered or abandoned.

@@ -129,7 +129,7 @@ def caption_clips(
                 yield failed(request.key, error)
 
 
-def caption_prompts(serve: Callable[[Arrivals], ServingEvents], session: ClipSession[CaptionRequest]) -> list[Caption]:
+def caption_prompts(serve: Callable[[Arrivals], ServingEvents], session: ClipSession) -> list[Caption]:
     """Return the caption of each prompt of a session, in order, decoded together.
 
     Args:

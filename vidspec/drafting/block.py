@@ -161,6 +161,8 @@ class BlockDrafter(Drafter):
         tokens, each after the likeliest before it.
         """
         head, logits, hidden = self.engine.model, passed.logits[1 : gamma + 1], passed.hidden[1 : gamma + 1]
+        if self.history is not None and self.sampling.greedy:
+            return self._choose_in_turn(logits, hidden)
         if head.candidates:
             pairs = _Pairs.of(head, self._last, logits, hidden)
             likeliest, self._probabilities = pairs.likeliest()

@@ -76,7 +76,7 @@ class _ClipParts:
         self.job, self._config = job.planned_job, config  # has the frames that questions share
         questions = None if job.error is not None else config.questions_of(job)
         self._questions = questions and questions.filled(job.fields)
-        self._session: ClipSession[CaptionRequest] | None = None  # of questions
+        self._session: ClipSession | None = None  # of questions
         self._asked: dict[int, CaptionRequest] = {}  # by number of the question
         self._ready: deque[Job] = deque()
         self._waiting: dict[int | None, Job] = {}  # waiting segments, by the one before

@@ -25,7 +25,7 @@ KEPT_S = 600.0
 
 
 class _RecentVideo(NamedTuple):
-    session: ClipSession[CaptionRequest]
+    session: ClipSession
     answered: float
 
 

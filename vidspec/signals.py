@@ -7,8 +7,10 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -23,7 +25,8 @@ __all__ = [
     "raise_on_signals",
 ]
 
-#: Seconds until a signal is sent again whose exception Python swallowed, such as in a finaliser.
+#: Seconds until a signal is sent again whose exception Python swallowed, such as in a finaliser, and until a wait is
+#: interrupted that began between a signal and its handler.
 RESEND_DELAY = 0.02
 
 
@@ -72,7 +75,7 @@ def raise_on_signals() -> Iterator[None]:
     """Context in which :data:`SIGNALS` raise :class:`Terminated`; a second signal ends the process at once.
 
     Ctrl-C raises KeyboardInterrupt each time. A signal or Ctrl-C during a finaliser, where Python only reports the
-    exception, is sent again.
+    exception, is sent again. One that arrives just before the main thread waits for a lock interrupts that wait.
 
     No effect outside the main thread, where no handler can be set, and for
     signals that are ignored already (``nohup``).
@@ -102,11 +105,44 @@ def raise_on_signals() -> Iterator[None]:
 
     sys.unraisablehook = again
     try:
-        yield
+        with _interrupt_waits():
+            yield
     finally:
         sys.unraisablehook = hook
         for number, handler in reversed(before.items()):  # that of Ctrl-C, which may be pressed again, first
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+@contextmanager
+def _interrupt_waits() -> Iterator[None]:
+    """Interrupt waits of the main thread after each signal by SIGURG, whose handler does nothing.
+
+    Python runs a handler between two instructions, or if the signal interrupts a wait; neither is so for a signal that
+    arrives while the thread goes from the one to the other. No effect on Windows.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    main = threading.main_thread()
+    arrived, sent = socket.socketpair()
+    sent.setblocking(False)
+
+    def interrupt() -> None:
+        with arrived:
+            while numbers := arrived.recv(64):
+                if set(numbers) - {signal.SIGURG}:
+                    time.sleep(RESEND_DELAY)
+                    signal.pthread_kill(main.ident or 0, signal.SIGURG)
+
+    handler = signal.signal(signal.SIGURG, lambda number, frame: None)
+    earlier = signal.set_wakeup_fd(sent.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=interrupt, name="vidspec-signals", daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(earlier)
+        signal.signal(signal.SIGURG, handler)
+        sent.close()  # ends the thread
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Outputs that are taken away, full or not writable in the middle of a run, and runs that are told to end."""
 
+import _thread
 import errno
 import json
 import os
@@ -375,6 +376,22 @@ def test_a_signal_that_comes_while_something_is_freed_is_not_lost(number, kind, 
         time.sleep(5)
     assert type(caught.value) is kind and getattr(caught.value, "number", number) == number
     assert ([signal.getsignal(one) for one in SIGNALS], sys.unraisablehook) == before
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(signal.SIGINT, KeyboardInterrupt), *((one, Terminated) for one in SIGNALS)]
+)
+def test_a_signal_just_before_a_wait_ends_the_wait(number, kind, heeds_hangups):
+    """As ``interrupt_main`` does: Python knows of the signal, and no system call was interrupted."""
+    before, waits = signal.getsignal(signal.SIGURG), threading.Event()
+    late = threading.Timer(0.1, _thread.interrupt_main, (number,))
+    with pytest.raises(kind), raise_on_signals():
+        late.start()
+        began = time.monotonic()
+        waits.wait(20)
+    assert time.monotonic() - began < 15
+    assert signal.getsignal(signal.SIGURG) is before
+    assert signal.set_wakeup_fd(-1) == -1
 
 
 def test_a_signal_that_is_ignored_stays_so(monkeypatch):

@@ -9,6 +9,7 @@ import torch
 
 from vidspec.engine.device import (
     default_device_type,
+    describe_processor,
     driver_problem,
     free_memory,
     replay_refusal,
@@ -170,3 +171,23 @@ print(before, during, count(), float((left @ right).sum()))
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     before, during, after, total = map(float, ran.stdout.split())
     assert during > before == after and total == 400.0**3
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "cache_size", "expected"),
+    [
+        (
+            "model name\t: AMD EPYC\ncpu family\t: 25\nmodel\t\t: 1\nflags\t\t: fpu avx avx2\nmodel\t\t: 2\n",
+            "32768K",
+            "AMD EPYC, family 25 model 1, AVX2, 32 MiB of cache",
+        ),
+        (
+            "model name : Intel(R) Xeon(R)\ncpu family : 6\nmodel : 143\nflags : avx2 avx512f\n",
+            "",
+            "Intel(R) Xeon(R), family 6 model 143, AVX-512",
+        ),
+        ("model name : BCM2835\n", "", "BCM2835"),
+    ],
+)
+def test_a_processor_is_told_from_others_of_its_brand(cpuinfo, cache_size, expected):
+    assert describe_processor(cpuinfo, cache_size) == expected

@@ -58,7 +58,7 @@ def measured(monkeypatch):
 
     def measure(shape, dtype):
         shapes.append(shape)
-        return {"plain": [2.0] * 3, "transposed": [3.0] * 3, "packed": [1.0] * 3}
+        return {"plain": [2.0] * len(ROWS), "transposed": [3.0] * len(ROWS), "packed": [1.0] * len(ROWS)}
 
     monkeypatch.setattr(layout_times, "_measure", measure)
     return shapes
@@ -105,11 +105,11 @@ def test_what_another_process_measured_meanwhile_holds(cache, measured, monkeypa
     """So that two processes of a run round alike."""
     choose_float_layout((96, 64), FULL, "copies")
     (file,) = cache.iterdir()
-    theirs = {"plain": [1.0] * 3, "transposed": [3.0] * 3, "packed": [2.0] * 3}
+    theirs = {"plain": [1.0] * len(ROWS), "transposed": [3.0] * len(ROWS), "packed": [2.0] * len(ROWS)}
 
     def measure(shape, dtype):
         file.write_text(json.dumps({"32x64 float32": theirs}))
-        return {"plain": [2.0] * 3, "transposed": [3.0] * 3, "packed": [1.0] * 3}
+        return {"plain": [2.0] * len(ROWS), "transposed": [3.0] * len(ROWS), "packed": [1.0] * len(ROWS)}
 
     monkeypatch.setattr(layout_times, "_measure", measure)
     assert choose_float_layout((32, 64), FULL, "copies") == "plain"
@@ -117,7 +117,9 @@ def test_what_another_process_measured_meanwhile_holds(cache, measured, monkeypa
 
 
 @needs_packing
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"96x64 float32": {"packed": [1, 1, 1]}}', b"\xff\x00", b'{"a": 1}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b'{"96x64 float32": {"packed": [1, 1, 1, 1]}}', b"\xff\x00", b'{"a": 1}']
+)
 def test_a_damaged_file_is_measured_again(cache, measured, monkeypatch, content):
     choose_float_layout((96, 64), FULL, "copies")
     (file,) = cache.iterdir()
@@ -141,6 +143,28 @@ def test_measuring(cache, no_gradients):
     times = layout_times.layout_times((96, 64), FULL)
     assert times.keys() == {"plain", "transposed", "packed"}
     assert all(len(column) == len(ROWS) and 0 < min(column) < 1 for column in times.values())
+
+
+@needs_packing
+@pytest.mark.parametrize(
+    ("disturbed", "rounds", "factor"), [([], 4, 1), ([0, 1, 2, 3], 6, 1), ([1, 3], 6, 1), (range(99), 9, 2)]
+)
+def test_a_disturbed_measurement_goes_on_until_its_times_settle(cache, monkeypatch, disturbed, rounds, factor):
+    """A round takes a millisecond, a disturbed one two or five; after 30 no more begins."""
+    micros = {"plain": 200, "transposed": 250, "packed": 550}
+    now, steps = [0], []
+    monkeypatch.setattr(layout_times, "ROWS", (1,))
+    monkeypatch.setattr(layout_times.time, "perf_counter", lambda: now[0] / 10**6)
+
+    def product(name):
+        number = len(steps) // len(micros)
+        steps.append(name)
+        now[0] += micros[name] * ((2, 5)[number % 2] if number in disturbed else 1)
+
+    monkeypatch.setattr(layout_times, "float_matrix", lambda weight, bias, name: lambda rows: product(name))
+    times = layout_times._measure((96, 64), FULL)
+    assert len(steps) == 3 * rounds
+    assert times == {name: [pytest.approx(factor * taken / 10**6)] for name, taken in micros.items()}
 
 
 def test_nothing_is_measured_where_nothing_can_be_packed(cache, measured):

@@ -23,6 +23,7 @@ from vidspec.errors import DeviceError
 __all__ = [
     "CoreSharing",
     "default_device_type",
+    "describe_processor",
     "driver_problem",
     "end_idle_threads",
     "free_memory",
@@ -39,6 +40,8 @@ __all__ = [
 
 #: Share of free memory for the keys and values of all sequences; a pass needs some too.
 _SHARE = 0.9
+#: Vectors of x86 processors by flag, the widest first.
+_VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2"}
 #: Words of errors without a class of their own: torch's allocator of main memory, and CUDA's libraries.
 _OUT_OF_MEMORY = ("DefaultCPUAllocator", "STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 
@@ -48,11 +51,33 @@ _THREAD = threading.local()
 
 @cache
 def processor() -> str:
-    """Return the processor's name."""
+    """Return the processor's name; see :func:`describe_processor`."""
     cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
-    names = (line.partition(":")[2].strip() for line in lines if "model name" in line)
-    return next(names, platform.processor() or platform.machine())
+    caches = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
+    return describe_processor(
+        cpuinfo.read_text(encoding="utf-8") if cpuinfo.is_file() else "",
+        caches[-1].read_text(encoding="utf-8").strip() if caches else "",
+    )
+
+
+def describe_processor(cpuinfo: str, cache_size: str) -> str:
+    """Return a processor's name, family, model, vectors and last cache; a virtual machine's brand is many processors.
+
+    Args:
+        cpuinfo: Linux's ``/proc/cpuinfo``; empty elsewhere.
+        cache_size: such as ``32768K``; empty if it is not known.
+    """
+    facts: dict[str, str] = {}
+    for name, _, value in (line.partition(":") for line in cpuinfo.splitlines()):
+        facts.setdefault(name.strip(), value.strip())
+    parts = [facts.get("model name") or platform.processor() or platform.machine()]
+    if "cpu family" in facts:
+        parts.append(f"family {facts['cpu family']} model {facts.get('model')}")
+    flags = facts.get("flags", "").split()
+    parts += [word for flag, word in _VECTORS.items() if flag in flags][:1]
+    if cache_size.endswith("K"):
+        parts.append(f"{int(cache_size[:-1]) // 1024} MiB of cache")
+    return ", ".join(parts)
 
 
 @cache

@@ -52,8 +52,8 @@ __all__ = [
 Packing: TypeAlias = Literal["none", "once", "copies"]
 #: (out, in) of a weight, and True if another module uses it too.
 WeightShape: TypeAlias = tuple[tuple[int, int], bool]
-#: Rows whose products are timed: plain decoding, a draft window, a prompt.
-ROWS = (1, 6, 64)
+#: Rows whose products are timed: plain decoding, a short draft window, a block, a prompt.
+ROWS = (1, 6, 16, 64)
 #: Seconds of a product by layout, for each number of :data:`ROWS`.
 LayoutTimes: TypeAlias = Mapping[str, Sequence[float]]
 #: Environment variable that names one layout for all weights.
@@ -67,8 +67,10 @@ _SINGLE: tuple[FloatLayout, ...] = ("plain", "transposed", "packed")
 _MEASURED = 2**22
 #: A single layout may be this much slower than one with a second copy, at its worst number of rows.
 _MARGIN = 1.1
-#: Rounds of a measurement, at least and at most, and the seconds after which no more begin.
-_ROUNDS, _SECONDS = (4, 40), 0.004
+#: Fewest rounds of a measurement, and the seconds that it takes: at least, and until its times must have settled.
+_ROUNDS, _SECONDS = 4, (0.004, 0.03)
+#: Settled times: the least of even rounds and the least of odd ones differ by no more than this factor.
+_SETTLED = 1.1
 
 _known: dict[Path, dict[str, LayoutTimes]] = {}
 _lock = threading.RLock()
@@ -185,7 +187,8 @@ def _times(by_layout: dict[str, list[float]]) -> LayoutTimes:
 def _measure(shape: tuple[int, int], dtype: torch.dtype) -> LayoutTimes:
     """Return the least times of a weight's layouts, which take turns: other programs disturb all alike.
 
-    In bfloat16 (in, out) was never the fastest.
+    A choice by disturbed times would stay for good, so a disturbed measurement goes on for a while. In bfloat16 (in,
+    out) was never the fastest.
     """
     weight, names = (
         torch.ones(shape, dtype=dtype),
@@ -194,15 +197,23 @@ def _measure(shape: tuple[int, int], dtype: torch.dtype) -> LayoutTimes:
     matrices = {name: float_matrix(weight, None, name) for name in names}
     times: dict[str, list[float]] = {name: [] for name in matrices}
     for count in ROWS:
-        rows, least = torch.ones(count, shape[1], dtype=dtype), dict.fromkeys(matrices, math.inf)
-        end = time.perf_counter() + _SECONDS
-        for number in range(_ROUNDS[1]):
-            if number >= _ROUNDS[0] and time.perf_counter() > end:
-                break
+        rows = torch.ones(count, shape[1], dtype=dtype)
+        taken: dict[str, list[float]] = {name: [] for name in matrices}
+        begun = time.perf_counter()
+        while _goes_on(taken.values(), time.perf_counter() - begun):
             for name, matrix in matrices.items():
                 start = time.perf_counter()
                 matrix(rows)
-                least[name] = min(least[name], time.perf_counter() - start)
-        for name, seconds in least.items():
-            times[name].append(seconds)
+                taken[name].append(time.perf_counter() - start)
+        for layout, seconds in taken.items():
+            times[layout].append(min(seconds))
     return times
+
+
+def _goes_on(taken: Iterable[Sequence[float]], elapsed: float) -> bool:
+    """Return True if a measurement needs another round, after the seconds that its products took and those elapsed."""
+    taken, (least, most) = list(taken), _SECONDS
+    if len(taken[0]) < _ROUNDS or elapsed < least:
+        return True
+    halves = [sorted((min(seconds[::2]), min(seconds[1::2]))) for seconds in taken]
+    return elapsed < most and any(late > _SETTLED * early for early, late in halves)

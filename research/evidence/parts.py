@@ -17,8 +17,8 @@ SIZES: Mapping[str, tuple[str, str]] = {
     "batch": ("1,8,16", "1,2"),
     "rounds": ("1", "1"),
     "turns": ("8", "1"),
-    "clips": ("50", "2"),
-    "timed": ("16", "1"),
+    "clips": ("32", "2"),
+    "timed": ("8", "1"),
     "shards": ("5,20", "1"),
     "in_shard": ("100", "2"),
     "seconds": ("180", "2"),
@@ -113,7 +113,7 @@ PARTS: tuple[Part, ...] = (
         "pareto",
         "Quality against speed",
         "Methods that may change the text, with lossless ones beside them, on drawn clips whose truth is known. The "
-        "first 16 clips are timed in one interleaved run, the others serve quality alone; end-to-end speed-ups are "
+        "first eight clips are timed in one interleaved run, the others serve quality alone; end-to-end speed-ups are "
         "held at the length of the text of `ar`.",
         "research.pareto --pair {pair} --count {clips} --timed {timed} --repeats 1 {pareto} --json {json} "
         "--svg {docs}/pareto-{pair}.svg",

@@ -350,7 +350,7 @@ PAPERS = "papers"
 
 #: The methods that LVSpec's Table 1 and Figure 7 and ParallelVLM's Table 2 compare, and ours.
 _PARETO = """
-ar vanilla-sd-auto vanilla-sd specvlm parallelvlm lvspec fly fly-minus random-loose fastv pdrop sparsevlm dycoke
+ar sparrow vanilla-sd-auto vanilla-sd specvlm parallelvlm lvspec fly fly-minus random-loose fastv pdrop sparsevlm dycoke
 lvspec-0.2 lvspec-0.5 lvspec-0.9 lvspec-no-shift lvspec-tree lvspec-safe
 self-lvspec fly+draft.kind=self fly-minus+draft.kind=self draft self-sd self-specvlm
 lvspec-no-shift+accept.lam=0.2 lvspec-no-shift+accept.lam=0.5

@@ -121,10 +121,10 @@ PARTS: tuple[Part, ...] = (
     *_of_both(
         "draft-windows",
         "Adaptive draft windows: a useless draft, and fixed windows",
-        "8 frames, one thread, all contenders in turns on the shipped clips. First a draft whose weights have noise of "
-        "1.5 times their standard deviation: `ar` again is the control, adaptive windows begin as in a new process. "
-        "Then the pair's own draft: fixed windows over the adaptive one. Decoding includes the draft's reading of the "
-        "prompt.",
+        "8 frames, one thread, all contenders in turns on the shipped clips. First a draft, and for `sparrow` a block "
+        "head, whose weights have noise of 1.5 times their standard deviation: `ar` again is the control, adaptive "
+        "windows begin as in a new process. Then the pair's own draft: fixed windows over the adaptive one. Decoding "
+        "includes the draft's reading of the prompt.",
         "research.studies.draft_windows --part useless --pair {pair} --repeats {turns}",
         "research.studies.draft_windows --part fixed --pair {pair} --repeats {turns}",
     ),

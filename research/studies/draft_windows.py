@@ -1,8 +1,9 @@
 """Measure adaptive draft windows: ``python -m research.studies.draft_windows [--part useless|fixed] [--pair PAIR]``.
 
-*useless*: plain decoding, plain decoding again (the control) and the adaptive profiles with a draft whose weights have
-noise of 1.5 times their standard deviation. Windows begin as in a new process. *fixed*: the adaptive window and fixed
-ones with the pair's own draft. One thread; contenders share the models and take turns on every clip.
+*useless*: plain decoding, plain decoding again (the control), the adaptive profiles with a draft whose weights have
+noise of 1.5 times their standard deviation, and a block head with such weights. Windows begin as in a new process.
+*fixed*: the adaptive window and fixed ones with the pair's own draft. One thread; contenders share the models, but for
+the block head's, and take turns on every clip.
 
 Prints Markdown: seconds a token of a reference over those of each contender, on the same clip in the same turn, the
 median of turns for each clip. Wants a machine that does nothing else.
@@ -16,7 +17,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 
@@ -38,7 +39,7 @@ __all__ = ["add_noise", "main", "ratios"]
 
 #: Noise of the useless draft, in standard deviations of each tensor.
 NOISE = 1.5
-ADAPTIVE = ("vanilla-sd-auto", "sd-adaptive-tree")
+ADAPTIVE, BLOCK = ("vanilla-sd-auto", "sd-adaptive-tree"), "sparrow"
 #: Fixed windows compared with the adaptive one.
 GAMMAS = (4, 6, 8, 12, 16, 20, 24)
 
@@ -115,13 +116,14 @@ def ratios(found: Mapping[Path, Sequence[Caption]], reference: Mapping[Path, Seq
 
 
 def useless(pair: str, clips: Sequence[Path], repeats: int) -> str:
-    """Return the table of a draft that is never right."""
+    """Return the table of a draft and a block head that are never right."""
     names = {"ar": "ar", "ar again": "ar", **{name: name for name in ADAPTIVE}}
-    with tempfile.TemporaryDirectory() as folder:
-        noisy = Path(folder) / "draft"
-        add_noise(embedded_folder(pair, "draft"), noisy)
-        with opened(names, settings(pair, noisy)) as captioners:
-            found = measure(captioners, clips, repeats)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        for role in ("draft", "block_head"):
+            add_noise(embedded_folder(pair, role), Path(folder) / role)
+        captioners = stack.enter_context(opened(names, settings(pair, Path(folder) / "draft")))
+        head = Captioner.from_profile(BLOCK, overrides=settings(pair, Path(folder) / "block_head"))
+        found = measure({**captioners, BLOCK: stack.enter_context(head)}, clips, repeats)
     lines = []
     for name, records in found.items():
         every = [one for some in records.values() for one in some]

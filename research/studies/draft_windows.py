@@ -116,7 +116,7 @@ def ratios(found: Mapping[Path, Sequence[Caption]], reference: Mapping[Path, Seq
 
 
 def useless(pair: str, clips: Sequence[Path], repeats: int) -> str:
-    """Return the table of a draft and a block head that are never right."""
+    """Return the table of a draft and a block head of little use."""
     names = {"ar": "ar", "ar again": "ar", **{name: name for name in ADAPTIVE}}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         for role in ("draft", "block_head"):

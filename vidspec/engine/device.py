@@ -61,7 +61,7 @@ def processor() -> str:
 
 
 def describe_processor(cpuinfo: str, cache_size: str) -> str:
-    """Return a processor's name, family, model, vectors and last cache; a virtual machine's brand is many processors.
+    """Return a processor's name with family, model, vector extension and last cache, as virtual machines name a brand.
 
     Args:
         cpuinfo: Linux's ``/proc/cpuinfo``; empty elsewhere.

@@ -200,7 +200,7 @@ def _measure(shape: tuple[int, int], dtype: torch.dtype) -> LayoutTimes:
         rows = torch.ones(count, shape[1], dtype=dtype)
         taken: dict[str, list[float]] = {name: [] for name in matrices}
         begun = time.perf_counter()
-        while _goes_on(taken.values(), time.perf_counter() - begun):
+        while _goes_on([*taken.values()], time.perf_counter() - begun):
             for name, matrix in matrices.items():
                 start = time.perf_counter()
                 matrix(rows)
@@ -210,9 +210,14 @@ def _measure(shape: tuple[int, int], dtype: torch.dtype) -> LayoutTimes:
     return times
 
 
-def _goes_on(taken: Iterable[Sequence[float]], elapsed: float) -> bool:
-    """Return True if a measurement needs another round, after the seconds that its products took and those elapsed."""
-    taken, (least, most) = list(taken), _SECONDS
+def _goes_on(taken: Sequence[Sequence[float]], elapsed: float) -> bool:
+    """Return True if a measurement needs another round: it is short, or disturbed and not yet long.
+
+    Args:
+        taken: seconds of each layout's products so far.
+        elapsed: seconds of the whole measurement.
+    """
+    least, most = _SECONDS
     if len(taken[0]) < _ROUNDS or elapsed < least:
         return True
     halves = [sorted((min(seconds[::2]), min(seconds[1::2]))) for seconds in taken]

@@ -182,6 +182,7 @@ def elementwise_launches() -> Iterator[tuple[str, Launch]]:
         for hidden in (896, 3584, 8192):
             rows = place(8, hidden)
             calls[f"hidden{hidden} add_norm"] = partial(kernels.add_norm, rows, rows, rows[0], 1e-6)
+            calls[f"hidden{hidden} norm"] = partial(kernels.norm, rows, rows[0], 1e-6)
             calls[f"hidden{hidden} silu"] = partial(kernels.silu_product, rows)
         states, table, weight = place(8, 28 + 2 * _KV_HEADS, 128), place(8, 1, 128), place(128)
         stored = place(2, _KV_HEADS, _ENTRIES, 128), torch.empty(8, dtype=torch.int64, device="meta")
@@ -190,7 +191,7 @@ def elementwise_launches() -> Iterator[tuple[str, Launch]]:
         calls["stored normed"] = partial(turn, HeadNorms(weight, weight, 1e-6), stored)
         for name, call in calls.items():
             for one in launches(kernels, call):
-                yield f"{one.kernel.__name__} {name.removesuffix(' add_norm').removesuffix(' silu')} {dtype}", one
+                yield f"{one.kernel.__name__} {name.removesuffix(' silu')} {dtype}", one
 
 
 def compiled(capability: int) -> dict[str, Compiled]:

@@ -16,14 +16,15 @@ from vidspec.engine.rotary import HeadNorms
 from vidspec.engine.rows import Rows
 
 pytest.importorskip("triton", reason="Triton, which comes with torch for GPUs, is not installed")
-from vidspec.engine.kernel_elementwise import add_norm, rotate, silu_product
+from vidspec.engine import kernel_elementwise
+from vidspec.engine.kernel_elementwise import add_norm, norm, rotate, silu_product
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CLOSE = {torch.float32: 1e-5, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 DTYPES = full_but([torch.float16], CLOSE)
-KERNELS = BlockKernels(add_norm, rotate, silu_product)
+KERNELS = BlockKernels(norm, add_norm, rotate, silu_product)
 
 
 def numbers(*shape, dtype, seed=0):
@@ -41,9 +42,18 @@ def test_residual_and_norm(dtype, width):
     torch.testing.assert_close(summed.double(), residual.double() + rows.double(), **close)
     expected = torch.nn.functional.rms_norm(summed.double(), (width,), weight.double(), 1e-6)
     torch.testing.assert_close(normed.double(), expected, **close)
+    alone = torch.nn.functional.rms_norm(rows.double(), (width,), weight.double(), 1e-6)
+    torch.testing.assert_close(norm(rows, weight, 1e-6).double(), alone, **close)
 
 
 HEADS, KV_HEADS = 5, 2
+
+
+@pytest.fixture(params=["few", "many"])
+def any_rows(request, monkeypatch):
+    """A program for each head, as for few rows, or for eight heads."""
+    if request.param == "many":
+        monkeypatch.setattr(kernel_elementwise, "_FEW", 0)
 
 
 def rotation_of(width, dtype, by_axis=False):
@@ -61,6 +71,7 @@ def rotation_of(width, dtype, by_axis=False):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [16, 80, 128])
 @pytest.mark.parametrize("by_axis", [False, True])
+@pytest.mark.usefixtures("any_rows")
 def test_rotation_in_place(dtype, width, by_axis):
     """Queries and keys are a part of each row, whose values stay."""
     states, (cosine, sine) = rotation_of(width, dtype, by_axis)
@@ -77,6 +88,7 @@ def test_rotation_in_place(dtype, width, by_axis):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [16, 80, 128])
 @pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.usefixtures("any_rows")
 def test_entries_go_to_the_cache_as_by_a_copy_after_the_rotation(dtype, width, normed):
     """To the bit in the interpreter; a compiler may contract the products of both kernels in another order."""
     close = {"rtol": CLOSE[dtype] * (DEVICE == "cuda"), "atol": CLOSE[dtype] * (DEVICE == "cuda")}
@@ -97,6 +109,7 @@ def test_entries_go_to_the_cache_as_by_a_copy_after_the_rotation(dtype, width, n
 @pytest.mark.full
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [16, 80])
+@pytest.mark.usefixtures("any_rows")
 def test_norms_of_heads_before_the_rotation(dtype, width):
     """Queries and keys, each with its own weights; rounded in between, as by separate kernels."""
     states, tables = rotation_of(width, dtype)

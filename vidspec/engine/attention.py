@@ -8,6 +8,7 @@ kernel call costs as much as the attention of a short window, so such a window g
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -359,13 +360,12 @@ def _additive_mask(rows: int, length: int, sees: torch.Tensor | None, dtype: tor
 def split_count(kv_heads: int, tiles: int, processors: int) -> int:
     """Return the number of splits of each sequence's keys in a layer, a power of two from 8 to 64.
 
-    Enough for two programs per processor; there is one program per KV head, tile of rows and split. More splits cost
-    memory and time to merge: with many rows they would outweigh the keys.
+    The nearest to two programs per processor; there is one program per KV head, tile of rows and split. More splits
+    cost memory and time to merge: with many rows they would outweigh the keys.
 
     Args:
         kv_heads: KV heads of the layer.
         tiles: lower bound of the tiles of rows that load the same keys.
         processors: streaming multiprocessors of the device.
     """
-    needed = -(-2 * processors // (kv_heads * tiles))
-    return max(8, min(64, 1 << (needed - 1).bit_length()))
+    return max(8, min(64, 1 << round(math.log2(max(1.0, 2 * processors / (kv_heads * tiles))))))

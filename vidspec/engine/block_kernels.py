@@ -28,6 +28,7 @@ CAPABILITY = (8, 0)
 class BlockKernels(NamedTuple):
     """Kernels in place of several operations of a block, see :mod:`vidspec.engine.kernel_elementwise`."""
 
+    norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     add_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
     rotate: Callable[
         [torch.Tensor, int, RotaryTables, HeadNorms | None, tuple[torch.Tensor, torch.Tensor] | None], None
@@ -39,9 +40,9 @@ def load_block_kernels(device: torch.device) -> BlockKernels | None:
     """Return the kernels if a device runs them."""
     if not runs_triton(device):
         return None
-    from vidspec.engine.kernel_elementwise import add_norm, rotate, silu_product
+    from vidspec.engine.kernel_elementwise import add_norm, norm, rotate, silu_product
 
-    return BlockKernels(add_norm, rotate, silu_product)
+    return BlockKernels(norm, add_norm, rotate, silu_product)
 
 
 def runs_triton(device: torch.device) -> bool:

@@ -31,35 +31,37 @@ class ContextDecoder(Protocol):
         """Return the context vectors (n, hidden) of the target's states."""
         ...
 
-    def entries(self, index: int, rows: torch.Tensor, rotation: RotaryTables) -> torch.Tensor:
-        """Return a block's rotated keys and its values, (n, 2, kv_heads, d), of context vectors."""
+    def context_entries(self, vectors: torch.Tensor, rotation: RotaryTables) -> torch.Tensor:
+        """Return rotated keys and values of all blocks, (depth, 2, kv_heads, n, d), of context vectors."""
         ...
 
 
 def append_context(decoder: ContextDecoder, batch: Sequence[Rows]) -> None:
-    """Write the entries of all context rows of a pass, by one projection for all sequences, which grow by them."""
+    """Write the entries of all context rows of a pass, which sequences grow by: a few operations for all of them."""
     parts = [(rows.span, rows.context) for rows in batch if rows.context is not None and rows.context.row_count]
     if not parts:
         return
-    device = decoder.device
-    counted: list[torch.Tensor] = []
-    for span, context in parts:
+    device, counts = decoder.device, [context.row_count for _, context in parts]
+    slots, places = list[int](), list[torch.Tensor]()
+    for (span, context), count in zip(parts, counts, strict=True):
+        span.check_room(count)
+        slots += range(span.start + span.length, span.start + span.length + count)
         if context.positions is None:
             first = span.length + span.offset
-            places = torch.arange(first, first + context.row_count).expand(decoder.axes, -1)
+            places.append(torch.arange(first, first + count).expand(decoder.axes, -1))
         else:
-            places = context.positions
-        counted.append(to_device(places, device))
+            places.append(context.positions)
+    positions = _concatenate([to_device(one, device) for one in _joined_on_host(places)], 1)
     vectors = decoder.context(_concatenate([part.to(device) for _, context in parts for part in context.states]))
-    rotation = decoder.rotation(_concatenate(counted, 1))
-    counts = [context.row_count for _, context in parts]
-    written = [span.entries_to_write(count) for (span, _), count in zip(parts, counts, strict=True)]
-    for index in range(decoder.depth):
-        entries = decoder.entries(index, vectors, rotation).permute(1, 2, 0, 3).split(counts, 2)
-        for layers, new in zip(written, entries, strict=True):
-            layers[index].copy_(new)
+    entries = decoder.context_entries(vectors, decoder.rotation(positions))
+    parts[0][0].slab.write(to_device(torch.tensor(slots), device), entries)
     for (span, _), count in zip(parts, counts, strict=True):
         span.length += count
+
+
+def _joined_on_host(places: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Return positions (axes, any) as one tensor if all are on the host: a copy to a device takes tens of us."""
+    return [_concatenate(places, 1)] if all([one.device.type == "cpu" for one in places]) else places
 
 
 @dataclass(frozen=True)

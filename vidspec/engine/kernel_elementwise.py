@@ -11,10 +11,10 @@ import triton.language as tl
 
 from vidspec.engine.rotary import HeadNorms, RotaryTables
 
-__all__ = ["add_norm", "rotate", "silu_product"]
+__all__ = ["add_norm", "norm", "rotate", "silu_product"]
 
-#: Outputs of a program of the activation.
-_BLOCK = 1024
+#: Outputs of a program of the activation; most rows whose heads are rotated by a program each.
+_BLOCK, _FEW = 1024, 512
 
 
 def add_norm(
@@ -22,12 +22,30 @@ def add_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sum of two (R, n), and its root-mean-square norm times a weight (n,)."""
     summed, normed = torch.empty_like(rows), torch.empty_like(rows)
-    width = rows.shape[1]
-    strides, size = (residual.stride(0), rows.stride(0)), triton.next_power_of_2(width)
-    given = residual, rows, weight, summed, normed, *strides, eps
-    with torch.cuda.device_of(rows):
-        _add_norm[(len(rows),)](*given, WIDTH=width, SIZE=size, num_warps=8)
+    _launch_norm(residual, rows, weight, summed, normed, eps)
     return summed, normed
+
+
+def norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return the root-mean-square norm of rows (R, n), times a weight (n,)."""
+    normed = torch.empty_like(rows)
+    _launch_norm(None, rows, weight, None, normed, eps)
+    return normed
+
+
+def _launch_norm(
+    residual: torch.Tensor | None,
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    summed: torch.Tensor | None,
+    normed: torch.Tensor,
+    eps: float,
+) -> None:
+    width, stride = rows.shape[1], 0 if residual is None else residual.stride(0)
+    given = rows if residual is None else residual, rows, weight, normed if summed is None else summed, normed
+    sizes = {"WIDTH": width, "SIZE": triton.next_power_of_2(width), "ADDED": residual is not None}
+    with torch.cuda.device_of(rows):
+        _add_norm[(len(rows),)](*given, stride, rows.stride(0), eps, **sizes, num_warps=8)
 
 
 def rotate(
@@ -54,7 +72,8 @@ def rotate(
     strides = states.stride(0), cosine.stride(0), cosine.stride(2), 0 if stored is None else cache.stride(1)
     sizes = {"HEADS": heads, "KV_HEADS": kv_heads, "WIDTH": width, "HALF": triton.next_power_of_2(width // 2)}
     given = states, query_norm, key_norm, cosine, sine, cache, slots, *strides, eps
-    grid = rows, every if stored is not None else heads + kv_heads
+    sizes["TOGETHER"] = together = 1 if rows <= _FEW else 8
+    grid = rows, triton.cdiv(every if stored is not None else heads + kv_heads, together)
     with torch.cuda.device_of(states):
         _rotate[grid](*given, **sizes, NORMED=norms is not None, STORED=stored is not None, num_warps=1)
 
@@ -81,14 +100,16 @@ def _add_norm(  # type: ignore[no-untyped-def]
     eps,
     WIDTH: tl.constexpr,
     SIZE: tl.constexpr,
+    ADDED: tl.constexpr,
 ):
     row, place = tl.program_id(0), tl.arange(0, SIZE)
     inside = place < WIDTH
-    total = tl.load(residual + row * residual_stride + place, mask=inside, other=0.0).to(tl.float32)
-    total += tl.load(rows + row * row_stride + place, mask=inside, other=0.0).to(tl.float32)
-    stored = total.to(summed.dtype.element_ty)
-    tl.store(summed + row * WIDTH + place, stored, mask=inside)
-    total = stored.to(tl.float32)
+    total = tl.load(rows + row * row_stride + place, mask=inside, other=0.0).to(tl.float32)
+    if ADDED:
+        total += tl.load(residual + row * residual_stride + place, mask=inside, other=0.0).to(tl.float32)
+        stored = total.to(summed.dtype.element_ty)
+        tl.store(summed + row * WIDTH + place, stored, mask=inside)
+        total = stored.to(tl.float32)
     length = tl.sqrt(tl.sum(total * total, 0) / WIDTH + eps)
     scaled = total / length * tl.load(weight + place, mask=inside, other=0.0).to(tl.float32)
     tl.store(normed + row * WIDTH + place, scaled.to(normed.dtype.element_ty), mask=inside)
@@ -112,37 +133,49 @@ def _rotate(  # type: ignore[no-untyped-def]
     KV_HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     HALF: tl.constexpr,
+    TOGETHER: tl.constexpr,
     NORMED: tl.constexpr,
     STORED: tl.constexpr,
 ):
-    row, head, place = tl.program_id(0), tl.program_id(1), tl.arange(0, HALF)
-    inside = place < WIDTH // 2
+    row, place = tl.program_id(0).to(tl.int64), tl.arange(0, HALF)[None]
+    head = (tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER))[:, None]
+    half, inside = place < WIDTH // 2, (place < WIDTH // 2) & (head < HEADS + 2 * KV_HEADS)
+    turned = head < HEADS + KV_HEADS
     out = states + row * row_stride + head * WIDTH + place
     low = tl.load(out, mask=inside, other=0.0).to(tl.float32)
     high = tl.load(out + WIDTH // 2, mask=inside, other=0.0).to(tl.float32)
-    if head < HEADS + KV_HEADS:
-        if NORMED:
-            length = tl.sqrt((tl.sum(low * low, 0) + tl.sum(high * high, 0)) / WIDTH + eps)
-            norm = (query_norm if head < HEADS else key_norm) + place
-            low = low / length * tl.load(norm, mask=inside, other=0.0).to(tl.float32)
-            high = high / length * tl.load(norm + WIDTH // 2, mask=inside, other=0.0).to(tl.float32)
-            low = low.to(states.dtype.element_ty).to(tl.float32)
-            high = high.to(states.dtype.element_ty).to(tl.float32)
-        angle = row * table_stride + place * angle_stride
-        other = angle + WIDTH // 2 * angle_stride
-        cosine_low = tl.load(cosine + angle, mask=inside, other=0.0).to(tl.float32)
-        cosine_high = tl.load(cosine + other, mask=inside, other=0.0).to(tl.float32)
-        sine_low = tl.load(sine + angle, mask=inside, other=0.0).to(tl.float32)
-        sine_high = tl.load(sine + other, mask=inside, other=0.0).to(tl.float32)
-        turned = low * cosine_low + high * sine_low
-        high = high * cosine_high + low * sine_high
-        low = turned
-    if STORED:  # noqa: SIM102 (the compiler's branch, then the program's)
-        if head >= HEADS:
-            entry = tl.load(slots + row) * WIDTH
-            out = cache + (head - HEADS).to(tl.int64) * head_stride + entry + place
-    tl.store(out, low.to(states.dtype.element_ty), mask=inside)
-    tl.store(out + WIDTH // 2, high.to(states.dtype.element_ty), mask=inside)
+    new_low, new_high = low, high
+    if NORMED:
+        length = tl.sqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / WIDTH + eps)[:, None]
+        first, second = place, place + WIDTH // 2
+        query_low, query_high = _load_halves(query_norm, first, second, half)
+        key_low, key_high = _load_halves(key_norm, first, second, half)
+        new_low = low / length * tl.where(head < HEADS, query_low, key_low)
+        new_high = high / length * tl.where(head < HEADS, query_high, key_high)
+        new_low = new_low.to(states.dtype.element_ty).to(tl.float32)
+        new_high = new_high.to(states.dtype.element_ty).to(tl.float32)
+    angle = row * table_stride + place * angle_stride
+    other = angle + WIDTH // 2 * angle_stride
+    cosine_low, cosine_high = _load_halves(cosine, angle, other, half)
+    sine_low, sine_high = _load_halves(sine, angle, other, half)
+    low = tl.where(turned, new_low * cosine_low + new_high * sine_low, low).to(states.dtype.element_ty)
+    high = tl.where(turned, new_high * cosine_high + new_low * sine_high, high).to(states.dtype.element_ty)
+    if STORED:
+        query, entry = inside & (head < HEADS), inside & (head >= HEADS)
+        kept = cache + (head - HEADS).to(tl.int64) * head_stride + tl.load(slots + row) * WIDTH + place
+        tl.store(kept, low, mask=entry)
+        tl.store(kept + WIDTH // 2, high, mask=entry)
+        inside = query
+    else:
+        inside = inside & turned
+    tl.store(out, low, mask=inside)
+    tl.store(out + WIDTH // 2, high, mask=inside)
+
+
+@triton.jit
+def _load_halves(source, first, second, inside):  # type: ignore[no-untyped-def]
+    low = tl.load(source + first, mask=inside, other=0.0).to(tl.float32)
+    return low, tl.load(source + second, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

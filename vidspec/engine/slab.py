@@ -245,6 +245,17 @@ class Slab:
         self.move_entries()
         return [layer for block in self._blocks for layer in block[..., start:end, :].unbind(0)]
 
+    def write(self, slots: torch.Tensor, entries: torch.Tensor) -> None:
+        """Write entries of all layers, which are alike and on one device.
+
+        Args:
+            slots: (n,) int64 the entries to write, of any sequences.
+            entries: (layers, 2, kv_heads, n, d) keys and values.
+        """
+        self.move_entries()
+        (block,) = self._blocks
+        block.index_copy_(3, slots, entries)
+
     def keys(self, start: int, end: int) -> list[torch.Tensor]:
         """Return the keys of every layer: (1, kv_heads, end - start, d)."""
         self.move_entries()

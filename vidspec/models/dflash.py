@@ -70,7 +70,7 @@ class BlockDecoder(HeadDecoder):
     ) -> None:
         from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-        self.tensors, self._budget, self.settings = tensors, budget, settings
+        self.tensors, self._budget, self.settings = dict(tensors), budget, settings
         self.hidden, self._eps = int(config.hidden_size), float(config.rms_norm_eps)
         self.depth, self.width = int(config.num_hidden_layers), int(config.head_dim)
         self.heads, self.kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
@@ -103,13 +103,38 @@ class BlockDecoder(HeadDecoder):
         return self._rms_norm("hidden_norm", self._linear("fc", states))
 
     def entries(self, index: int, rows: torch.Tensor, rotation: RotaryTables) -> torch.Tensor:
-        """Return a block's rotated keys and its values (n, 2, kv_heads, d) of normed rows or context vectors."""
+        """Return a block's rotated keys and its values (n, 2, kv_heads, d) of normed rows (n, hidden)."""
         of = f"layers.{index}.self_attn"
         key, value = (
             self._linear(f"{of}.{name}", rows).view(len(rows), self.kv_heads, self.width)
             for name in ("k_proj", "v_proj")
         )
         return torch.stack([rotate(self._rms_norm(f"{of}.k_norm", key), rotation), value], dim=1)
+
+    def context_entries(self, vectors: torch.Tensor, rotation: RotaryTables) -> torch.Tensor:
+        """Return rotated keys and values of all blocks, (depth, 2, kv_heads, n, d), of context vectors (n, hidden)."""
+        weight, bias, norms = self._context_weights
+        shape = len(vectors), self.depth, 2, self.kv_heads, self.width
+        keys, values = F.linear(vectors, weight, bias).view(shape).unbind(2)
+        keys = F.rms_norm(keys, keys.shape[-1:], None, self._eps) * norms
+        turned = rotate(keys.flatten(1, 2), rotation).view_as(values)
+        return torch.stack([turned, values]).permute(2, 0, 3, 1, 4)
+
+    @cached_property
+    def _context_weights(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """Weight and bias of all blocks' keys and values, of which the tensors become views; and the key norms."""
+        names = [f"layers.{index}.self_attn.{name}" for index in range(self.depth) for name in ("k_proj", "v_proj")]
+        joined: list[torch.Tensor | None] = []
+        for kind in ("weight", "bias"):
+            parts = [self.tensors[f"{name}.{kind}"] for name in names if f"{name}.{kind}" in self.tensors]
+            joined.append(torch.cat(parts) if parts else None)
+            if joined[-1] is not None:
+                views = joined[-1].split([len(part) for part in parts])
+                self.tensors.update({f"{name}.{kind}": view for name, view in zip(names, views, strict=True)})
+        weight, bias = joined
+        assert weight is not None
+        norms = [self.tensors[f"layers.{index}.self_attn.k_norm.weight"] for index in range(self.depth)]
+        return weight, bias, torch.stack(norms)[:, None]
 
     def block(self, index: int, rows: torch.Tensor, rotation: RotaryTables, attention: AttendFunction) -> torch.Tensor:
         of, kernel = f"layers.{index}", self.settings.kernel

@@ -172,7 +172,10 @@ def product_launches() -> Iterator[tuple[str, Launch]]:
 
 
 def elementwise_launches() -> Iterator[tuple[str, Launch]]:
-    """Yield the launches of a block's elementwise kernels by name: hidden sizes from 896 to 8192, heads of 128."""
+    """Yield the launches of a block's elementwise kernels by name: hidden sizes from 896 to 8192, heads of 128.
+
+    ``tower`` is that of Qwen2.5-VL's vision tower, 16 heads of 80.
+    """
     from vidspec.engine import kernel_elementwise as kernels
     from vidspec.engine.rotary import HeadNorms
 
@@ -187,7 +190,10 @@ def elementwise_launches() -> Iterator[tuple[str, Launch]]:
         states, table, weight = place(8, 28 + 2 * _KV_HEADS, 128), place(8, 1, 128), place(128)
         stored = place(2, _KV_HEADS, _ENTRIES, 128), torch.empty(8, dtype=torch.int64, device="meta")
         turn = partial(kernels.rotate, states, 28, (table, table))
-        calls["prompt"], calls["stored"] = turn, partial(turn, None, stored)
+        calls["stored"] = partial(turn, None, stored)
+        prompt, long, angles = place(_ENTRIES, 28 + 2 * _KV_HEADS, 128), place(_ENTRIES, 1, 128), place(_ENTRIES, 1, 80)
+        calls["prompt"] = partial(kernels.rotate, prompt, 28, (long, long))
+        calls["tower"] = partial(kernels.rotate, place(_ENTRIES, 48, 80), 16, (angles.float(), angles.float()))
         calls["stored normed"] = partial(turn, HeadNorms(weight, weight, 1e-6), stored)
         for name, call in calls.items():
             for one in launches(kernels, call):

@@ -14,11 +14,12 @@ __all__ = ["FILES", "KERNELS", "SMOKE", "run_tests"]
 ROOT = Path(__file__).resolve().parents[2]
 #: Those of the kernels run on a CPU too, where Triton's interpreter runs them; so a smoke run leaves them out.
 KERNELS = ("tests/engine/test_kernel.py", "tests/engine/test_block_kernels.py")
-#: In this order: passes, products, pixels, and whole clips.
+#: In this order: passes, products, pixels, towers, and whole clips.
 FILES = (
     "tests/gpu/test_replayed.py",
     "tests/gpu/test_few_rows.py",
     "tests/gpu/test_pixels.py",
+    "tests/gpu/test_towers.py",
     "tests/gpu/test_nvdec.py",
     "tests/gpu/test_cuda.py",
 )

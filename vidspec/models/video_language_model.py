@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypedDict, TypeVar
 
 import torch
 
+from vidspec.engine.block_kernels import load_block_kernels
 from vidspec.engine.decoder import with_own_slab
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.device import memory_for
@@ -33,6 +34,7 @@ from vidspec.models.chat_template import TemplateRenderer
 from vidspec.models.control_tokens import ControlTokens
 from vidspec.models.detokenizer import OPENING_TAG
 from vidspec.models.frame_rules import FrameRule
+from vidspec.models.fused_vision import fuse_vision_blocks
 from vidspec.models.memory_estimate import ClipMemory, clip_memory
 from vidspec.models.model_sizes import sizes_of
 from vidspec.models.preprocess import ProcessorConfig
@@ -286,6 +288,8 @@ class VideoLanguageModel:
     ) -> None:
         """Choose the decoder, see :func:`~vidspec.engine.decoders.decoder_of`, and the layout of all weights.
 
+        On GPUs that run our kernels the blocks of the vision tower are fused too.
+
         Raises:
             ValueError: it cannot be fused, or its weights cannot be quantised.
         """
@@ -301,9 +305,11 @@ class VideoLanguageModel:
         self._decoder = decoder_of(self.language, self.model.lm_head, kind, packed, wanted=wanted)
         self._quantised.clear()
         lay_out_all(self.model, packed, [self.language, self.model.lm_head])
+        if (kernels := load_block_kernels(self.device)) is not None:
+            fuse_vision_blocks(self.model, kernels)
         if isinstance(self._decoder, StockDecoder):
             self.model.lm_head = self._decoder.head  # quantised or not
-        if self._decoder.name == "fused" and self.device.type == "cuda":
+        if self.device.type == "cuda":
             torch.cuda.empty_cache()  # memory of the unfused matrices
 
     @property

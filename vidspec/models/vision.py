@@ -1,7 +1,7 @@
 """Window attention and chunked encoding for the stock vision towers of ``transformers``.
 
-Windows of equal length share one attention call, and clips are cut into chunks within a byte budget; the arithmetic is
-that of ``transformers``.
+Windows of equal length share one attention call, those of all lengths where torch has flash attention for a GPU. Clips
+are cut into chunks within a byte budget. The arithmetic is that of ``transformers``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from vidspec.engine.device import free_memory
+from vidspec.engine.flash import is_supported
 from vidspec.models.base import Pixels, StockConfig
 from vidspec.models.memory_estimate import BUDGET
 
@@ -64,6 +65,10 @@ def window_attention(
     """
     qkv = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
     layout = [(query.shape[2], None)] if cu_seq_lens_q is None else _rows_by_length(cu_seq_lens_q)
+    if cu_seq_lens_q is not None and len(layout) > 1 and _takes_all_lengths(query):
+        begins, longest = cu_seq_lens_q.to(query.device, torch.int32), max(length for length, _ in layout)
+        places = begins, begins, longest, longest
+        return torch.ops.aten._flash_attention_forward(*qkv, *places, 0.0, False, False, scale=scaling)[0][None], None
     out = qkv[0].new_empty(qkv[0].shape)
     for length, rows in layout:
         q, k, v = (
@@ -75,6 +80,12 @@ def window_attention(
         else:
             out[rows] = attended
     return out[None], None
+
+
+def _takes_all_lengths(query: torch.Tensor) -> bool:
+    """Return True if torch's flash kernel takes it, which takes windows of several lengths in one call."""
+    built = torch.version.hip is None and torch.backends.cuda.is_flash_attention_available()
+    return built and is_supported(query) and query.shape[-1] % 8 == 0
 
 
 def _rows_by_length(begins: torch.Tensor) -> list[tuple[int, torch.Tensor | None]]:

@@ -273,9 +273,9 @@ def instructions_per_weight(launch: Launch, capability: int) -> float:
             count += 1
             if (jump := re.search(r"BRA.*`\((\.L_x_\d+)\)", line)) is not None and jump[1] in labels:
                 longest = max(longest, count - labels[jump[1]])
-    tile = launch.constants[(launch.kernel.arg_names.index("TILE"),)]
-    assert isinstance(tile, int) and isinstance(launch.options["num_warps"], int)
-    return longest * 32 * launch.options["num_warps"] / (tile * STEP)
+    tile, steps = (launch.constants[(launch.kernel.arg_names.index(name),)] for name in ("TILE", "TOGETHER"))
+    assert isinstance(tile, int) and isinstance(steps, int) and isinstance(launch.options["num_warps"], int)
+    return longest * 32 * launch.options["num_warps"] / (tile * steps * STEP)
 
 
 def compare(capability: int, known: dict[str, Sequence[int]], found: dict[str, Compiled]) -> list[str]:

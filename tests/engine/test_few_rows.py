@@ -125,6 +125,15 @@ def test_a_rows_product_does_not_depend_on_the_number_of_rows(bits, dtype):
         assert torch.equal(part, whole[first : first + count])
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_numbers_of_one_sign_keep_their_precision(bits):
+    """Codes are multiplied with a constant added, which for such rows is most of the sums until it leaves."""
+    *packed, weight = random_weight(bits, (64, 512), 64, torch.float16)
+    given = 4 + torch.rand(2, 512, generator=torch.Generator().manual_seed(4)).half()
+    got, expected = few_row_product(*on_device(given, *packed, None, None)).cpu(), given.double() @ weight.t()
+    assert (got.double() - expected).norm() < 2**-11 * expected.norm()
+
+
 @pytest.mark.full
 def test_programs_leave_their_counters_at_zero():
     *packed, _ = random_weight(8, (64, 1024), 0, torch.float16)

@@ -113,26 +113,36 @@ def blocked_product(
 def pack_words(codes: torch.Tensor, bits: Literal[8, 4]) -> torch.Tensor:
     """Return codes (out, in), int8 or uint8 below 16, as (out, in * bits / 32) int32 words.
 
-    Of 128 inputs in four runs of 32, a word has the same place of each run (8 bits, plus 128), or two neighbours of
-    each run, in the word's lower and upper half (4 bits).
+    A word of 8 bits has four neighbours, the second and third exchanged: the first two are in its halves' lower bytes.
+    A word of 4 bits has two neighbours, in its lower and upper half, of each of the four runs of 32 in 128 inputs; all
+    is rotated by three bits, to where the kernels put codes in bfloat16.
     """
     if bits == 8:
-        places: torch.Tensor = torch.bitwise_xor(codes.view(torch.uint8), 128).unflatten(1, (-1, 4, 32)).transpose(2, 3)
-        return places.contiguous().view(torch.int32).flatten(1)
+        return _exchanged(codes).view(torch.int32)
     runs: torch.Tensor = codes.unflatten(1, (-1, 4, 16, 2))  # out, step, run, word, half
     first = runs[:, :, 0] | runs[:, :, 1] << 4
     second = runs[:, :, 2] | runs[:, :, 3] << 4
-    return torch.stack([first, second], dim=-1).flatten(2).view(torch.int32).flatten(1)
+    return _rotated(torch.stack([first, second], dim=-1).flatten(2).view(torch.int32).flatten(1), 3)
 
 
 def unpack_words(words: torch.Tensor, bits: Literal[8, 4]) -> torch.Tensor:
     """Return the codes of :func:`pack_words`, (out, in) int8 or uint8."""
     if bits == 8:
-        places = words.view(torch.uint8).unflatten(1, (-1, 32, 4)).transpose(2, 3)
-        return torch.bitwise_xor(places, 128).flatten(1).view(torch.int8)
-    halves = words.view(torch.uint8).unflatten(1, (-1, 16, 2, 2))  # out, step, word, half, pair of runs
+        return _exchanged(words.view(torch.int8))
+    halves = _rotated(words, 29).view(torch.uint8).unflatten(1, (-1, 16, 2, 2))  # out, step, word, half, pair of runs
     runs = torch.stack([halves & 15, halves >> 4], dim=-1).permute(0, 1, 4, 5, 2, 3)
     return runs.flatten(1)
+
+
+def _exchanged(codes: torch.Tensor) -> torch.Tensor:
+    """Return codes (out, in) with the second and third of each four exchanged."""
+    exchanged: torch.Tensor = codes.unflatten(1, (-1, 2, 2)).transpose(2, 3)
+    return exchanged.flatten(1)
+
+
+def _rotated(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return int32 words rotated to the left."""
+    return words << bits | words >> 32 - bits & (1 << bits) - 1
 
 
 def round_scales(scales: torch.Tensor) -> torch.Tensor:

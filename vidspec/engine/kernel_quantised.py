@@ -5,6 +5,14 @@ multiplied by tensor cores into float32; scales are applied to the sums. Weights
 column of the product: its sums are taken in the same order whatever the number of rows. Inputs are split over programs
 where outputs alone do not fill the device; the last program to arrive adds the parts in their order. Needs Triton and
 compute capability 8.0; ``vidspec.engine.quantised`` checks before ``vidspec.engine.few_rows`` imports this.
+
+Issued instructions can bound these kernels, so two codes take a shift and one logical instruction, which puts their
+bits into the mantissas of two numbers. These are the codes plus a constant. A second product of the same rows, of ones
+or of the codes' signs, takes the constant off the sums of at most 128 inputs, which float32 holds well: a tensor core
+instruction for hundreds of weights instead of a subtraction for each two.
+
+Codes stay in the registers of the thread that reads them. Words and rows are permuted by the same order of inputs, in
+which a thread reads 16 bytes at a time.
 """
 
 from __future__ import annotations
@@ -20,6 +28,11 @@ __all__ = ["few_row_product", "split_count"]
 #: Outputs of a program, and the most of its rows. Two warps, or Triton would take the wider instructions of 9.0 and
 #: 10.0, for which codes take a way through shared memory.
 _TILE, _ROWS, _WARPS = 64, 32, 2
+#: Stages of the copies into shared memory, and steps of 128 inputs from one wait for them to the next; one step where
+#: the steps are odd, or the rows more than 8, whose registers would leave a multiprocessor with too few programs.
+_STAGES, _UNROLLED = 3, 2
+#: Most registers of a thread where inputs are not split: five programs fit on a multiprocessor.
+_REGISTERS = 200
 #: Programs of each multiprocessor that inputs are split for, fewest steps of a split, and most splits.
 _PROGRAMS, _STEPS, _SPLITS = 4, 4, 8
 #: Counters of programs that share outputs, by device and stream: zero, and left so by every launch. There are more
@@ -58,19 +71,24 @@ def few_row_product(
     on_gpu = rows.device.type == "cuda"
     processors = torch.cuda.get_device_properties(rows.device).multi_processor_count if on_gpu else 132
     splits = split_count(outputs, inner, processors)
-    size = 16 if count <= 16 else _ROWS
+    size = max(8, min(triton.next_power_of_2(count), _ROWS))
     blocks, tiles = triton.cdiv(count, size), triton.cdiv(outputs, _TILE)
     out = torch.empty(count, outputs, dtype=rows.dtype, device=rows.device)
     parts = arrived = out
     if splits > 1:
         parts = torch.empty(tiles * blocks * splits, size, _TILE, dtype=torch.float32, device=rows.device)
         arrived = _counters(rows.device)
-    shared = {"INNER": inner, "ROWS": size, "TILE": _TILE, "SPLITS": splits}
+    steps = inner // STEP
+    together = _UNROLLED if steps % _UNROLLED == 0 else 1
+    share = together * triton.cdiv(steps // together, splits)
+    shared = {"INNER": inner, "ROWS": size, "TILE": _TILE, "SPLITS": splits, "SHARE": share, "STAGES": _STAGES}
+    shared["TOGETHER"] = together if size <= 8 else 1
     shared |= {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None}
     added = out if bias is None else bias, out if residual is None else residual
     strides = rows.stride(0), out.stride(0) if residual is None else residual.stride(0)
     given = *added, out, parts, arrived, count, outputs, *strides
-    grid, options = (blocks, tiles, splits), {"num_warps": _WARPS, "num_stages": 4}
+    grid = blocks, tiles, splits
+    options = {"num_warps": _WARPS, "num_stages": _STAGES, "maxnreg": _REGISTERS if splits == 1 else None}
     with torch.cuda.device_of(rows):
         if scales.dtype is torch.float32:
             _product8[grid](rows, words, scales, *given, **shared, **options)
@@ -104,26 +122,43 @@ def _product8(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
+    SHARE: tl.constexpr,
+    STAGES: tl.constexpr,
+    TOGETHER: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
 ):
-    """Multiply a tile of outputs by a block of rows over one split of the inputs: codes of eight bits, plus 128."""
+    """Multiply a tile of outputs by a block of rows over one split of the inputs: codes of eight bits.
+
+    Two codes at a time become two pairs of numbers, whose sums are the codes: BASE, which is 128 or 1024, plus the last
+    seven bits; and -BASE, less 128 where the sign is set.
+    """
     output = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    row, run = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, 32)
+    row, run, word = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, 128), tl.arange(0, 32)
     known, given = (output < outputs)[:, None], (row < count)[:, None]
     total = tl.zeros([TILE, ROWS], tl.float32)
-    STEPS: tl.constexpr = INNER // 128
-    SHARE: tl.constexpr = (STEPS + SPLITS - 1) // SPLITS
+    DTYPE: tl.constexpr = rows.dtype.element_ty
+    NARROW: tl.constexpr = rows.dtype.element_ty == tl.bfloat16
+    BITS: tl.constexpr = 0x43004300 if NARROW else 0x64006400
+    MINUS: tl.constexpr = BITS | 0x80008000
+    scale = tl.load(scales + output, mask=output < outputs, other=0.0)
+    last, sign = _masked(0x007F007F, scale), _masked(0x00800080, scale)
     first = tl.program_id(2) * SHARE
-    for step in range(first, tl.minimum(first + SHARE, STEPS)):
-        word = tl.load(words + output[:, None] * (INNER // 4) + (step * 32 + run)[None], mask=known, other=0)
-        for place in tl.static_range(4):
-            inner = step * 128 + place * 32 + run
-            some = tl.load(rows + row[:, None] * row_stride + inner[None], mask=given, other=0.0)
-            # 2 ** 23 plus the byte, as float32.
-            code = (((word >> (8 * place)) & 0xFF) | 0x4B000000).to(tl.float32, bitcast=True) - 8388736.0
-            total = tl.dot(code.to(some.dtype), tl.trans(some), total, input_precision="ieee")
-    total *= tl.load(scales + output, mask=output < outputs, other=0.0)[:, None]
+    end = tl.minimum(first + SHARE, INNER // 128)
+    for some in tl.range(first // TOGETHER, end // TOGETHER, num_stages=STAGES):
+        for one in tl.static_range(TOGETHER):
+            step = some * TOGETHER + one
+            codes = tl.load(words + output[:, None] * (INNER // 4) + (step * 32 + word)[None], mask=known, other=0)
+            factor = tl.load(rows + row[:, None] * row_stride + (step * 128 + run)[None], mask=given, other=0.0)
+            factor = factor.reshape(ROWS, 2, 4, 4, 4).permute(0, 1, 3, 2, 4).reshape(ROWS, 128)
+            codes = codes.to(tl.uint32, bitcast=True).reshape(TILE, 2, 4, 4).permute(0, 1, 3, 2).reshape(TILE, 32)
+            lasts = tl.join(_pair((codes & last) | BITS, DTYPE), _pair(((codes >> 8) & last) | BITS, DTYPE))
+            signs = tl.join(_pair((codes & sign) | MINUS, DTYPE), _pair(((codes >> 8) & sign) | MINUS, DTYPE))
+            left = tl.join(lasts, signs).permute(4, 0, 1, 3, 2).reshape(2 * TILE, 128)
+            both = tl.dot(left, tl.trans(factor), input_precision="ieee")
+            of_lasts, of_signs = both.reshape(2, TILE, ROWS).permute(1, 2, 0).split()
+            total += of_lasts + of_signs
+    total *= scale[:, None]
     added = bias, residual, out, residual_stride
     _finish(total, added, parts, arrived, count, outputs, ROWS, TILE, SPLITS, HAS_BIAS, HAS_RESIDUAL)
 
@@ -146,48 +181,75 @@ def _product4(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
+    SHARE: tl.constexpr,
+    STAGES: tl.constexpr,
+    TOGETHER: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     GROUP: tl.constexpr,
 ):
     """Multiply a tile of outputs by a block of rows over one split of the inputs: codes of four bits in groups.
 
-    Two codes at a time become numbers without a conversion: they are the last bits of numbers between BASE and
-    BASE + 32, where those of the dtype are whole. The zero is subtracted before, and BASE + 16 after. Scale and zero
-    are one number of 32 bits, which Triton copies steps ahead like the codes: narrower ones were loaded in their step,
-    and the products waited for them.
+    Two codes at a time become numbers, 16 plus the code: the first bits of the mantissa behind the exponent of 16.
+    Scale and zero are one number of 32 bits, which Triton copies steps ahead like the codes as the loop has its stages.
     """
     output = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    row, run, pair = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, 32), tl.arange(0, 16)
+    row, run, word = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, 128), tl.arange(0, 16)
     known, given = (output < outputs)[:, None], (row < count)[:, None]
     total = tl.zeros([TILE, ROWS], tl.float32)
+    DTYPE: tl.constexpr = rows.dtype.element_ty
     NARROW: tl.constexpr = rows.dtype.element_ty == tl.bfloat16
-    BITS: tl.constexpr = 0x43004300 if NARROW else 0x64006400
-    BASE: tl.constexpr = 128.0 if NARROW else 1024.0
-    STEPS: tl.constexpr = INNER // 128
-    SHARE: tl.constexpr = (STEPS + SPLITS - 1) // SPLITS
+    BITS: tl.constexpr = 0x41804180 if NARROW else 0x4C004C00
+    FIRST: tl.constexpr = 3 if NARROW else 6  # the lowest of a code's bits
+    level = tl.load(levels + output, mask=output < outputs, other=0)
+    code = _masked(0x000F000F << FIRST, (level & -32).to(tl.float32, bitcast=True))
+    ones = tl.full([TILE, 32], 1.0, DTYPE)
     RUNS: tl.constexpr = GROUP // 32 if GROUP < 128 else 4
     first = tl.program_id(2) * SHARE
-    for step in range(first, tl.minimum(first + SHARE, STEPS)):
-        word = tl.load(words + output[:, None] * (INNER // 8) + (step * 16 + pair)[None], mask=known, other=0)
-        for place in tl.static_range(4):
-            inner = step * 128 + place * 32 + run
-            if place % RUNS == 0:
-                group = (step * 128 + place * 32) // GROUP * outputs + output
-                level = tl.load(levels + group, mask=output < outputs, other=0)
-                scale = (level & -32).to(tl.float32, bitcast=True)
-                raised = ((16 - (level & 31)) * 0x00010001 + BITS)[:, None]
-                part = tl.zeros([TILE, ROWS], tl.float32)
-            some = tl.load(rows + row[:, None] * row_stride + inner[None], mask=given, other=0.0)
-            both = ((word >> (4 * place)) & 0x000F000F) + raised
-            low = (both & 0xFFFF).to(tl.int16).to(some.dtype, bitcast=True) - (BASE + 16)
-            high = (both >> 16).to(tl.int16).to(some.dtype, bitcast=True) - (BASE + 16)
-            code = tl.join(low, high).reshape(TILE, 32)
-            part = tl.dot(code, tl.trans(some), part, input_precision="ieee")
-            if place % RUNS == RUNS - 1:
-                total += part * scale[:, None]
+    end = tl.minimum(first + SHARE, INNER // 128)
+    for some in tl.range(first // TOGETHER, end // TOGETHER, num_stages=STAGES):
+        for one in tl.static_range(TOGETHER):
+            step = some * TOGETHER + one
+            codes = tl.load(words + output[:, None] * (INNER // 8) + (step * 16 + word)[None], mask=known, other=0)
+            factor = tl.load(rows + row[:, None] * row_stride + (step * 128 + run)[None], mask=given, other=0.0)
+            codes = codes.to(tl.uint32, bitcast=True).reshape(TILE, 4, 2, 2).permute(0, 2, 1, 3).reshape(TILE, 16)
+            factor = factor.reshape(ROWS, 2, 2, 4, 2, 4).permute(0, 4, 3, 5, 2, 1).reshape(ROWS, 32, 2, 2)
+            front, back = factor.split()
+            for place in tl.static_range(4):
+                if place % RUNS == 0:
+                    group = (step * 128 + place * 32) // GROUP * outputs + output
+                    level = tl.load(levels + group, mask=output < outputs, other=0)
+                    sums = tl.zeros([2 * TILE, ROWS], tl.float32)
+                if place == 3:  # bits of its code are the first of the other half
+                    moved = (codes >> (15 - FIRST)) | (codes << (17 + FIRST))
+                elif 4 * place + 3 < FIRST:
+                    moved = codes << (FIRST - 3)
+                else:
+                    moved = codes >> (4 * place + 3 - FIRST)
+                early, late = (front if place < 2 else back).split()
+                right = tl.trans(early if place % 2 == 0 else late)
+                left = tl.join(_pair((moved & code) | BITS, DTYPE).reshape(TILE, 32), ones)
+                left = left.permute(2, 0, 1).reshape(2 * TILE, 32)
+                sums = tl.dot(left, right, sums, input_precision="ieee")
+                if place % RUNS == RUNS - 1:
+                    scale, zero = (level & -32).to(tl.float32, bitcast=True), (level & 31).to(tl.float32) + 16.0
+                    of_codes, of_ones = sums.reshape(2, TILE, ROWS).permute(1, 2, 0).split()
+                    total += (of_codes - of_ones * zero[:, None]) * scale[:, None]
     added = bias, residual, out, residual_stride
     _finish(total, added, parts, arrived, count, outputs, ROWS, TILE, SPLITS, HAS_BIAS, HAS_RESIDUAL)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _masked(MASK: tl.constexpr, scale):  # type: ignore[no-untyped-def]
+    """Return a mask of words (TILE, 1) that the compiler does not know: one instruction has only one constant."""
+    return ((scale * 0.0).to(tl.int32) + MASK).to(tl.uint32, bitcast=True)[:, None]
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _pair(both, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the lower and upper halves of words (TILE, n) as numbers (TILE, n, 2)."""
+    low, high = (both & 0xFFFF).to(tl.int16), (both >> 16).to(tl.int16)
+    return tl.join(low.to(DTYPE, bitcast=True), high.to(DTYPE, bitcast=True))
 
 
 @triton.jit  # type: ignore[untyped-decorator]

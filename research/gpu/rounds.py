@@ -8,6 +8,7 @@ the next one is measured.
 from __future__ import annotations
 
 import gc
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -62,11 +63,11 @@ class Forced(AcceptanceRule):
     """
 
     def __init__(self, beta: float, seed: int) -> None:
-        self.beta, self._rng = beta, torch.Generator().manual_seed(seed)
+        self.beta, self._rng = beta, random.Random(seed)
 
     def __call__(self, draft: Draft, passed: PassResult, rng: torch.Generator) -> Verdict:
         accepted = 0
-        while accepted < len(draft.tokens) and float(torch.rand(1, generator=self._rng)) < self.beta:
+        while accepted < len(draft.tokens) and self._rng.random() < self.beta:
             accepted += 1
         return Verdict.chain(accepted, passed.chosen[accepted])
 

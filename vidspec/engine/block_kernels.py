@@ -9,6 +9,7 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
+from torch.nn import functional as F
 
 from vidspec.engine.rotary import HeadNorms, RotaryTables
 
@@ -16,6 +17,7 @@ __all__ = [
     "CAPABILITY",
     "BlockKernels",
     "load_block_kernels",
+    "rms_norm",
     "runs_triton",
     "triton_absence",
     "triton_problem",
@@ -36,6 +38,7 @@ class BlockKernels(NamedTuple):
     silu_product: Callable[[torch.Tensor], torch.Tensor]
 
 
+@cache
 def load_block_kernels(device: torch.device) -> BlockKernels | None:
     """Return the kernels if a device runs them."""
     if not runs_triton(device):
@@ -43,6 +46,14 @@ def load_block_kernels(device: torch.device) -> BlockKernels | None:
     from vidspec.engine.kernel_elementwise import add_norm, norm, rotate, silu_product
 
     return BlockKernels(norm, add_norm, rotate, silu_product)
+
+
+def rms_norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return the root-mean-square norm over the last axis (..., n), times a weight (n,); by our kernel if it runs."""
+    kernels = load_block_kernels(rows.device) if rows.device.type == "cuda" else None
+    if kernels is None:
+        return F.rms_norm(rows, weight.shape, weight, eps)
+    return kernels.norm(rows.reshape(-1, len(weight)), weight, eps).view(rows.shape)
 
 
 def runs_triton(device: torch.device) -> bool:

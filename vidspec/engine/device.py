@@ -46,6 +46,8 @@ _VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2"}
 _OUT_OF_MEMORY = ("DefaultCPUAllocator", "STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 
 
+#: Most bytes that are copied to CUDA from memory that is not pinned.
+_SMALL = 2**15
 _THREAD = threading.local()
 
 
@@ -182,7 +184,9 @@ def synchroniser(*devices: torch.device) -> Callable[[], None]:
 
 
 def to_device(host: torch.Tensor, device: torch.device, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Copy a tensor of the host to a device; to CUDA from pinned memory, without waiting for the copy.
+    """Copy a tensor of the host to a device; to CUDA without waiting for the copy.
+
+    CUDA reads small tensors before the call returns, in half the time that it takes to pin them first.
 
     Args:
         host: the tensor; nothing may write to it again.
@@ -190,7 +194,7 @@ def to_device(host: torch.Tensor, device: torch.device, out: torch.Tensor | None
         out: receives the copy, such as a buffer that captured passes read.
     """
     on_cuda = device.type == "cuda"
-    source = host.pin_memory() if on_cuda and host.device.type == "cpu" and host.numel() else host
+    source = host.pin_memory() if on_cuda and host.device.type == "cpu" and host.nbytes > _SMALL else host
     if out is not None:
         return out.copy_(source, non_blocking=on_cuda)
     return source.to(device, non_blocking=on_cuda)

@@ -14,21 +14,21 @@ from vidspec.engine.rotary import HeadNorms, RotaryTables
 __all__ = ["add_norm", "norm", "rotate", "silu_product"]
 
 #: Outputs of a program of the activation; most rows whose heads are rotated by a program each.
-_BLOCK, _FEW = 1024, 512
+_BLOCK, _FEW = 1024, 32
 
 
 def add_norm(
     residual: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sum of two (R, n), and its root-mean-square norm times a weight (n,)."""
-    summed, normed = torch.empty_like(rows), torch.empty_like(rows)
+    summed, normed = rows.new_empty(rows.shape), rows.new_empty(rows.shape)
     _launch_norm(residual, rows, weight, summed, normed, eps)
     return summed, normed
 
 
 def norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return the root-mean-square norm of rows (R, n), times a weight (n,)."""
-    normed = torch.empty_like(rows)
+    normed = rows.new_empty(rows.shape)
     _launch_norm(None, rows, weight, None, normed, eps)
     return normed
 
@@ -43,9 +43,10 @@ def _launch_norm(
 ) -> None:
     width, stride = rows.shape[1], 0 if residual is None else residual.stride(0)
     given = rows if residual is None else residual, rows, weight, normed if summed is None else summed, normed
-    sizes = {"WIDTH": width, "SIZE": triton.next_power_of_2(width), "ADDED": residual is not None}
+    size = triton.next_power_of_2(width)
+    sizes, warps = {"WIDTH": width, "SIZE": size, "ADDED": residual is not None}, max(1, min(8, size // 256))
     with torch.cuda.device_of(rows):
-        _add_norm[(len(rows),)](*given, stride, rows.stride(0), eps, **sizes, num_warps=8)
+        _add_norm[(len(rows),)](*given, stride, rows.stride(0), eps, **sizes, num_warps=warps)
 
 
 def rotate(

@@ -28,9 +28,10 @@ __all__ = ["few_row_product", "split_count"]
 #: Outputs of a program, and the most of its rows. Two warps, or Triton would take the wider instructions of 9.0 and
 #: 10.0, for which codes take a way through shared memory.
 _TILE, _ROWS, _WARPS = 64, 32, 2
-#: Stages of the copies into shared memory, and steps of 128 inputs from one wait for them to the next; one step where
-#: the steps are odd, or the rows more than 8, whose registers would leave a multiprocessor with too few programs.
-_STAGES, _UNROLLED = 3, 2
+#: Stages of the copies into shared memory, and steps of 128 inputs from one wait for them to the next: of codes of four
+#: bits for up to 8 rows if their number of steps is even, and of others. Measured on an H100: more rows take too many
+#: registers for the first, and codes of eight bits twice as many bytes.
+_QUICK, _USUAL = (2, 2), (3, 1)
 #: Most registers of a thread where inputs are not split: five programs fit on a multiprocessor.
 _REGISTERS = 200
 #: Programs of each multiprocessor that inputs are split for, fewest steps of a split, and most splits.
@@ -78,19 +79,20 @@ def few_row_product(
     if splits > 1:
         parts = torch.empty(tiles * blocks * splits, size, _TILE, dtype=torch.float32, device=rows.device)
         arrived = _counters(rows.device)
-    steps = inner // STEP
-    together = _UNROLLED if steps % _UNROLLED == 0 else 1
-    share = together * triton.cdiv(steps // together, splits)
-    shared = {"INNER": inner, "ROWS": size, "TILE": _TILE, "SPLITS": splits, "SHARE": share, "STAGES": _STAGES}
-    shared["TOGETHER"] = together if size <= 8 else 1
+    steps, eight = inner // STEP, scales.dtype is torch.float32
+    multiple = 1 if eight or steps % _QUICK[1] else _QUICK[1]
+    stages, together = _QUICK if multiple > 1 and size <= 8 else _USUAL
+    share = multiple * triton.cdiv(steps // multiple, splits)
+    shared = {"INNER": inner, "ROWS": size, "TILE": _TILE, "SPLITS": splits, "SHARE": share}
+    shared |= {"STAGES": stages, "TOGETHER": together}
     shared |= {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None}
     added = out if bias is None else bias, out if residual is None else residual
     strides = rows.stride(0), out.stride(0) if residual is None else residual.stride(0)
     given = *added, out, parts, arrived, count, outputs, *strides
     grid = blocks, tiles, splits
-    options = {"num_warps": _WARPS, "num_stages": _STAGES, "maxnreg": _REGISTERS if splits == 1 else None}
+    options = {"num_warps": _WARPS, "num_stages": stages, "maxnreg": _REGISTERS if splits == 1 else None}
     with torch.cuda.device_of(rows):
-        if scales.dtype is torch.float32:
+        if eight:
             _product8[grid](rows, words, scales, *given, **shared, **options)
         else:
             _product4[grid](rows, words, scales, *given, **shared, GROUP=inner // len(scales), **options)

@@ -25,6 +25,7 @@ from functools import cached_property
 import torch
 from torch.nn import functional as F
 
+from vidspec.engine.block_kernels import rms_norm
 from vidspec.engine.decoder import AttendFunction, Decoder, sliding_windows
 from vidspec.engine.rotary import RotaryPositions, RotaryTables, rotate
 from vidspec.engine.slab import Slab
@@ -84,7 +85,8 @@ class BlockDecoder(HeadDecoder):
         self._target: Decoder | None = None
 
     def bind_target(self, target: VideoLanguageModel) -> None:
-        """Take the embedding and the output head of the target."""
+        """Take the embedding and the output head of the target, for drafting."""
+        self._context_weights = self._join_context_weights()  # before a pass is captured with their addresses
         self._target = target.decoder
         embed, scale = target_embedding(target, self.device), self.settings.embedding_scale
         scaled = embed if scale == 1 else lambda ids: embed(ids) * scale
@@ -120,8 +122,7 @@ class BlockDecoder(HeadDecoder):
         turned = rotate(keys.flatten(1, 2), rotation).view_as(values)
         return torch.stack([turned, values]).permute(2, 0, 3, 1, 4)
 
-    @cached_property
-    def _context_weights(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    def _join_context_weights(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """Weight and bias of all blocks' keys and values, of which the tensors become views; and the key norms."""
         names = [f"layers.{index}.self_attn.{name}" for index in range(self.depth) for name in ("k_proj", "v_proj")]
         joined: list[torch.Tensor | None] = []
@@ -211,7 +212,7 @@ class BlockDecoder(HeadDecoder):
         return F.linear(rows, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
 
     def _rms_norm(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(rows, rows.shape[-1:], self.tensors[f"{name}.weight"], self._eps)
+        return rms_norm(rows, self.tensors[f"{name}.weight"], self._eps)
 
 
 class BlockHead(Head):

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch.nn import functional as F
 
+from vidspec.engine.block_kernels import rms_norm
 from vidspec.engine.decoder import AttendFunction, sliding_windows
 from vidspec.engine.head_states import StateInputs
 from vidspec.engine.layouts import weight_matrices
@@ -117,7 +118,7 @@ class Eagle3Decoder(HeadDecoder):
         return self._linears[name](rows)
 
     def _rms_norm(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(rows, rows.shape[-1:], self._tensors[f"{name}.weight"], self._eps)
+        return rms_norm(rows, self._tensors[f"{name}.weight"], self._eps)
 
 
 class StateProjection:
@@ -135,10 +136,10 @@ class StateProjection:
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         states = states.to(self._weight.device)
         if self._whole is not None:
-            states = F.rms_norm(states, states.shape[-1:], self._whole, self._eps)
+            states = rms_norm(states, self._whole, self._eps)
         if self._each:
             parts = zip(states.chunk(len(self._each), dim=-1), self._each, strict=True)
-            states = torch.cat([F.rms_norm(part, part.shape[-1:], norm, self._eps) for part, norm in parts], dim=-1)
+            states = torch.cat([rms_norm(part, norm, self._eps) for part, norm in parts], dim=-1)
         return F.linear(states, self._weight, self._bias)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from vidspec.engine.block_kernels import BlockKernels
+from vidspec.engine.block_kernels import BlockKernels, rms_norm
 from vidspec.engine.matrix import join_weights
 from vidspec.engine.stock_types import StockModel
 from vidspec.models.vision import WINDOWS, window_attention
@@ -81,7 +81,7 @@ class _RmsNorm(nn.Module):
         self.weight, self.eps = norm.weight, float(norm.variance_epsilon)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(rows, self.weight.shape, self.weight, self.eps)
+        return rms_norm(rows, self.weight, self.eps)
 
 
 class _Attention(nn.Module):

@@ -144,7 +144,7 @@ def page(names: Sequence[str] = ("4090", "a100", "h100")) -> str:
     heads = ["card", "visual tokens", "clips", "plain", "best draft", "gamma", "with it", "gain"]
     heads += ["self-int4", "EAGLE-3", "3B", "int4 target, plain"]
     lines = table(heads, [one.cells for one in forecasts(cards, SHOWN)])
-    parts = [f"## 7B\n\n**Predicted, with constants measured on one H100.** {TARGET}, tokens/s of all clips.", lines]
+    parts = [f"## 7B\n\n**Predicted, with constants measured on an H100.** {TARGET}, tokens/s of all clips.", lines]
     parts.append(bullets(_notes(cards)))
     parts += ["## Hybrids and mixtures of experts", _kernel_by_kernel(cards)]
     parts += ["## Other acceptance", _other_acceptance(cards)]
@@ -165,7 +165,7 @@ def _notes(cards: Sequence[DataSheet]) -> list[str]:
         f"bytes; the host {HOST * 1e3:g} ms for each of the two waits of a round. Counted: 10 kernels a block and 13 "
         "more.",
         f"Products with codes read at most {_rates_of('int8')} (int8) and {_rates_of('int4')} (int4), as measured "
-        "there before the kernel for four bits was mended, and no more than instructions allow "
+        "there, and no more than instructions allow "
         "([engine](../internals/engine.md#quantised-weights)).",
         f"A drafted token is accepted with probability: {assumed}. These are other models, texts and engines.",
         f"Gamma is the best window; without a gain there is none. A head's pass has {HEAD_LAUNCHES} kernels.",

@@ -303,9 +303,9 @@ INTRO = """\
 the README's table and the pictures. Each page in that folder has its commands, the commit, the machine and the complete
 output; the `.json` file of the same name has the rows of its tables. Within a table all methods took turns in one run;
 do not compare figures of two tables. Unless a page names others, the models are the built-in pairs, in float32, whose
-targets have 9 million parameters. [One H100](measured/gpu.md) ran the engine for ten minutes, with random weights of a
-7B's shape: 135 tokens/s plain, 198 with an eight-bit copy as draft if it is accepted as assumed, 12 by `generate` of
-transformers. Definitions: [metrics.md](metrics.md).
+targets have 9 million parameters. An [H100](measured/gpu.md) ran the engine with random weights of a 7B's shape: plain
+decoding 156 tokens/s, with drafts 230 to 490 if as many tokens are accepted as assumed there, `generate` of
+transformers 39. Definitions: [metrics.md](metrics.md).
 """
 SECTIONS = {
     "What you gain": (
@@ -313,7 +313,7 @@ SECTIONS = {
         "folder; the caption is the same. MODEL is `Qwen/Qwen2.5-VL-7B-Instruct` or "
         "`llava-hf/llava-onevision-qwen2-7b-ov-hf`, of folders with `--profile sd-uniform-chain`; the 32B takes "
         "`--profile ar --set models.weights=int4`. Measured rows are from the tables below. Predicted rows are "
-        "arithmetic on data sheets with assumed acceptance and constants measured on one H100 ([how](predicted.md)), "
+        "arithmetic on data sheets with assumed acceptance and constants measured on an H100 ([how](predicted.md)), "
         "from 2,000 to 25,000 visual tokens, folders at 2,000; no published model has run there. `--baseline` measures "
         "yours."
     ),

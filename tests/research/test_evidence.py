@@ -195,8 +195,8 @@ def test_the_page_of_the_gpu_is_that_of_the_committed_lines():
 
 def test_the_speed_model_gives_the_rounds_that_were_measured():
     rows = [row for row in read_last(gpu.FOLDER / "rounds.jsonl") if row["kind"] == "rounds"]
-    rates = [(row["tokens_per_s"], gpu.predicted_rate(row)) for row in rows]
-    assert len(rates) == 9 and all(found == pytest.approx(rate, rel=0.1) for rate, found in rates)
+    rates = [(row["tokens_per_s"], gpu.predicted_rate(row)) for row in rows if row["draft"] != "dflash"]
+    assert len(rates) == 13 and all(found == pytest.approx(rate, rel=0.1) for rate, found in rates)
 
 
 def test_writing_the_pages_measures_and_draws_nothing(tmp_path, monkeypatch):

@@ -69,5 +69,5 @@ def test_the_page_is_up_to_date():
     from pathlib import Path
 
     text = (Path(__file__).resolve().parents[2] / "docs" / "research" / "predicted.md").read_text(encoding="utf-8")
-    assert text.endswith(page()) and "constants measured on one H100" in text
+    assert text.endswith(page()) and "with constants [measured on an H100]" in text
     assert all(one.source in text for one in PUBLISHED)

@@ -87,7 +87,7 @@ def test_many_clips_at_once(command):
     assert rows[3]["unpruned_gain"] is None and rows[3]["pruned_gain"] > 1
     said = " ".join(content["notes"])
     assert all(
-        part in said for part in ("3.35 TB/s", "reach 55%", "50% of", "256 tokens", "probability 0.8", "10% of the")
+        part in said for part in ("3.35 TB/s", "reach 65%", "50% of", "256 tokens", "probability 0.8", "10% of the")
     )
     written = list(csv.DictReader(io.StringIO(command(*args, "csv").out)))
     assert [float(row["plain_clips_per_s"]) for row in written[:2]] == [row["plain_clips_per_s"] for row in rows[:2]]
@@ -98,7 +98,7 @@ def test_many_clips_at_once_to_read(command):
     lines = command("simulate", "--batch", "4,32", "--device", "h100", "--pair", "32b+7b").out.splitlines()
     assert lines[0].split("\t")[:6] == ["device", "pair", "visual", "batch", "plain tokens per s", "unpruned gain"]
     cells = lines[1].split("\t")
-    assert cells[:6] == ["H100", "32b+7b", "2000", "4", "111", "does not fit"] and cells[-2:] == ["87%", "108%"]
+    assert cells[:6] == ["H100", "32b+7b", "2000", "4", "131", "does not fit"] and cells[-2:] == ["87%", "108%"]
     assert lines[2].split("\t")[4] == "does not fit"
     assert lines[-1].startswith("- Memory is weights and KV cache")
 

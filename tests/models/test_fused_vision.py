@@ -69,7 +69,7 @@ def fused(tower):
 
 
 def blocks_of(tower):
-    return [isinstance(block, fused_vision._Block) for block in tower.blocks]
+    return [isinstance(block, fused_vision._VisionBlock) for block in tower.blocks]
 
 
 @pytest.mark.parametrize("family, grid", full_but([(QWEN25, "four"), (QWEN3, "one")], CASES))

@@ -38,10 +38,10 @@ def fuse_vision_blocks(model: nn.Module, kernels: BlockKernels) -> None:
     for parent in [*model.modules()]:
         for name, child in parent.named_children():
             if _is_block(child):
-                setattr(parent, name, _Block(child, kernels))
+                setattr(parent, name, _VisionBlock(child, kernels))
 
 
-class _Block(nn.Module):
+class _VisionBlock(nn.Module):
     """Block of a vision tower: attention and a feed-forward network, each after a norm."""
 
     def __init__(self, block: StockModel, kernels: BlockKernels) -> None:

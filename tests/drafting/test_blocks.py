@@ -302,6 +302,18 @@ def _penalised(logits, seen):
     return changed
 
 
+def test_no_clip_moves_a_heads_weights(pairs):
+    """Captured passes keep their addresses; keys and values of all blocks are one weight besides."""
+    pair = pairs()
+    decoder = pair.head.decoder
+    places = {name: tensor.data_ptr() for name, tensor in decoder.tensors.items()}
+    pair.captioner("dflash").caption("", clip=clip(0))
+    assert {name: tensor.data_ptr() for name, tensor in decoder.tensors.items()} == places
+    weight = decoder._context_weights[0]
+    keys = [decoder.tensors[f"layers.{index}.self_attn.k_proj.weight"] for index in range(decoder.depth)]
+    assert {key.untyped_storage().data_ptr() for key in keys} == {weight.data_ptr()}
+
+
 def test_a_useless_head_rests(pairs):
     """Few blocks are drafted in a long text of which none is accepted."""
     pair = pairs()

@@ -260,8 +260,8 @@ PROFILES = {
     "lvspec": STRICT,
     "lvspec-tree": STRICT,
 }
-#: Drafts by few or no tokens at all here, as a random model's text has little to look up.
-SELDOM = {"ar", "vanilla-sd-auto", "sd-adaptive-tree", "ngram", "suffix", "hybrid", "token-recycling"}
+#: Drafts by few or no tokens at all here, as a random model's text has little to look up; or by as many as times allow.
+SELDOM = {"ar", "vanilla-sd-auto", "sd-adaptive-tree", "ngram", "suffix", "hybrid", "token-recycling", "parallelvlm"}
 
 
 class Presence(LogitsProcessor):

@@ -195,8 +195,8 @@ def test_speeds_of_a_published_target_on_a_card(vidspec, monkeypatch):
     assert [line.split(":")[0] for line in lines[1:5]] == [
         "Rayzl/qwen2.5-vl-7b-eagle3-sgl",
         "self-int8",
-        "Qwen/Qwen2.5-VL-3B-Instruct",
         "self-int4",
+        "Qwen/Qwen2.5-VL-3B-Instruct",
     ]
     assert ran.out.splitlines()[-1] == f"vidspec caption clip.mp4 --target {target} --profile self-int8"
     found = json.loads(vidspec("models", target, "--card", "4090", "--format", "json").out)["predicted"]

@@ -24,9 +24,9 @@ def on(monkeypatch):
     return pretend
 
 
-@pytest.mark.parametrize(("card", "precision"), [("4090", "int4"), ("a100", "int8"), ("h100", "int8")])
+@pytest.mark.parametrize(("card", "precision"), [("4090", "int4"), ("a100", "int4"), ("h100", "int8")])
 def test_a_copy_in_few_bits_before_a_draft_of_half_the_size(on, card, precision):
-    """In eight bits where the measured kernel for four bits cannot follow the memory."""
+    """In eight bits where the kernel for four bits cannot follow the memory."""
     on(cards()[card])
     chosen = auto.default_draft(KEYS)
     assert chosen.keys == {"name": f"self-{precision}", "draft.kind": "self", "draft.precision": precision}

@@ -489,7 +489,9 @@ def test_memory_after_loading(checkpoints, tmp_path, saved, dtype):
     tokenizer().save_pretrained(tmp_path)
     (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(PROCESSOR), encoding="utf-8")
     command = [sys.executable, Path(__file__).with_name("resident.py"), checkpoints["tied"], tmp_path, dtype]
-    taken, laid_out = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    for _ in range(2):  # layouts are measured in the first, which oneDNN's kernels for them stay in
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    taken, laid_out = map(int, printed.split())
     assert laid_out > 2**26 and taken < 1.1 * laid_out
 
 

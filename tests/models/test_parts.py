@@ -23,7 +23,7 @@ from vidspec.decoding.captioner_models import notes_on
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps
 from vidspec.errors import DeviceError, ModelError, ProfileError
-from vidspec.models import hub, loading
+from vidspec.models import hub, loading, video_language_model
 from vidspec.models.loading import load_model
 from vidspec.models.placement import Placement, resolve_placement
 
@@ -258,13 +258,14 @@ def test_keys_that_make_no_sense(key, value, message):
 
 
 def test_what_fusing_leaves_goes_back_to_the_device_once(monkeypatch):
-    """The parts of fused matrices, which the allocator would keep."""
+    """The parts of fused matrices, of a decoder or of a tower, which the allocator would keep."""
     emptied = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
     model = llava_onevision.adapter(TIED)
     assert not emptied
     monkeypatch.setattr(type(model), "device", torch.device("cuda:0"))
+    monkeypatch.setattr(video_language_model, "load_block_kernels", lambda device: None)
     model.prepare("stock")
-    assert not emptied
-    model.prepare("fused")
     assert emptied == [1]
+    model.prepare("fused")
+    assert emptied == [1, 1]

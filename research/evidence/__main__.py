@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -137,14 +138,20 @@ def quick(places: Mapping[str, str], clips: Sequence[str], out: Path, keep: str 
 
 
 @contextlib.contextmanager
-def _places(work: Path, *, smoke: bool, install: bool = True) -> Iterator[tuple[dict[str, str], list[str]]]:
-    """Return the peers' interpreters, a checkout of the previous version, and the clips; missing ones are left out."""
+def _places(
+    work: Path, parts: Sequence[Part], *, smoke: bool, install: bool = True
+) -> Iterator[tuple[dict[str, str], list[str]]]:
+    """Return what commands of parts name: interpreters of peers, a checkout of the previous version; and the clips.
+
+    What is missing is left out.
+    """
+    named = {place for part in parts for command in part.commands for place in re.findall(r"\{(\w+)\}", command)}
     work.mkdir(parents=True, exist_ok=True)
     count = 2 if smoke else CLIPS
     folder = work / f"clips-{count}"
     clips = sorted(folder.glob("*.mp4")) or draw(folder, count, HELD_OUT_SEED)
     places = {"work": str(work), "docs": str(work if smoke else ROOT / "docs" / "pictures")}
-    for name in () if smoke else PEERS:
+    for name in () if smoke else [peer for peer in PEERS if peer in named]:
         python = ROOT / ".venv" / "peers" / name / "bin" / "python"
         if install and not (python.parents[1] / "installed").exists():
             subprocess.run(["make", "--no-print-directory", "peers", f"PEERS={name}"], cwd=ROOT, stdout=sys.stderr)
@@ -153,7 +160,7 @@ def _places(work: Path, *, smoke: bool, install: bool = True) -> Iterator[tuple[
         else:
             print_note(f"{name}: {'could not be installed' if install else 'is not installed (make peers)'}, left out")
     checkout = work / "earlier"
-    if not install:
+    if not install or "earlier" not in named:
         pass
     elif (checkout / "vidspec").is_dir() or not subprocess.run(
         ["git", "worktree", "add", "--quiet", "--force", "--detach", str(checkout), EARLIER], cwd=ROOT
@@ -191,7 +198,7 @@ def command(
     if keep is not None and not fast:
         raise UsageError("--keep needs --quick")
     if fast:
-        with _places(work, smoke=smoke, install=False) as (places, clips):
+        with _places(work, [QUICK], smoke=smoke, install=False) as (places, clips):
             print(quick(places, clips, out, keep, smoke=smoke))
         if keep is not None:
             pages.write(out)
@@ -200,7 +207,7 @@ def command(
     out.mkdir(parents=True, exist_ok=True)
     failed = []
     if not write:
-        with _places(work, smoke=smoke) as (places, clips):
+        with _places(work, chosen, smoke=smoke) as (places, clips):
             for part in chosen:
                 if (smoke and not part.tried) or ((out / f"{part.name}.md").exists() and not again):
                     continue

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -205,6 +206,20 @@ def test_writing_the_pages_measures_and_draws_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "draw", lambda clips: pytest.fail("drawn"))
     monkeypatch.setattr(evidence, "measure", lambda *_, **__: pytest.fail("measured"))
     assert main(["--pages", "--out", str(tmp_path)]) == 0 and written == [tmp_path]
+
+
+def test_parts_install_only_the_peers_that_their_commands_name(tmp_path, monkeypatch):
+    run = []
+    monkeypatch.setattr(
+        evidence.subprocess, "run", lambda command, **_: run.append(command) or SimpleNamespace(returncode=1)
+    )
+    monkeypatch.setattr(evidence, "ROOT", tmp_path)
+    monkeypatch.setattr(evidence, "draw", lambda *_: [])
+    by_name = {part.name: part for part in PARTS}
+    with evidence._places(tmp_path / "work", [by_name["layouts"]], smoke=False) as (places, _):
+        assert set(places) == {"work", "docs"} and not run
+    with evidence._places(tmp_path / "work", [by_name["folder-embedded"]], smoke=False):
+        assert [command[-1] for command in run if command[0] == "make"] == ["PEERS=vllm"]
 
 
 def test_keep_needs_quick(capsys):

@@ -344,7 +344,6 @@ LINKS = {
     "Folders": {
         "embedded": "folder-embedded",
         "embedded-qwen": "folder-embedded-qwen",
-        "200 clips": "folder-200",
     },
 }
 
@@ -361,11 +360,10 @@ def measured(data: Mapping[str, Results], known: Sequence[str], machines: Sequen
     titles = {
         "folder-embedded": "embedded, 32",
         "folder-embedded-qwen": "embedded-qwen, 32",
-        "folder-200": "embedded-qwen, 200",
     }
     many = {title: data[name] for name, title in titles.items() if name in data}
     qwen = [single["embedded-qwen"], *machines] if "embedded-qwen" in single else []
-    folder = data.get("folder-embedded-qwen") or data.get("folder-200")
+    folder = data.get("folder-embedded-qwen")
     tables = {
         "What you gain": gains(qwen, folder) if qwen and folder else "",
         "Profiles and peers": profiles(single) if single else "",

@@ -99,16 +99,6 @@ PARTS: tuple[Part, ...] = (
         "research.throughput {clips:32} --pair {pair} --batch {batch} --repeats {rounds} --frames 8 --threads 1 "
         "--dtype float32 --peer generate-batched --peer vllm={vllm} --json {json}",
     ),
-    Part(
-        "folder-200",
-        "A folder of 200 clips: `embedded-qwen`",
-        "As for 32 clips.",
-        (
-            "research.throughput {clips:200} --pair embedded-qwen --batch {batch} --repeats 1 --frames 8 --threads 1 "
-            "--dtype float32 --profiles ar,sparrow,vanilla-sd-auto --peer generate-batched --peer vllm={vllm} "
-            "--json {json}",
-        ),
-    ),
     *_of_both(
         "pareto",
         "Quality against speed",

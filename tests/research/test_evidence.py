@@ -90,7 +90,7 @@ def data():
         for size in (1, 8)
     ]
     many = {**single, "rows": folder}
-    return {f"profiles-{pair}": single for pair in PAIRS} | {"folder-200": many}
+    return {f"profiles-{pair}": single for pair in PAIRS} | {"folder-embedded-qwen": many}
 
 
 def test_the_page_has_every_contender_and_says_who_was_left_out(data):
@@ -112,7 +112,9 @@ def test_gains_are_measured_on_every_machine_or_marked_as_predicted(data):
     qwen = data["profiles-embedded-qwen"]
     other = {**qwen, "rows": [row("ar", 100), row("vanilla-sd-auto", 130)]}
     rows = [
-        line for line in gains([qwen, other], data["folder-200"]).splitlines() if line.endswith(("ed |", "machines |"))
+        line
+        for line in gains([qwen, other], data["folder-embedded-qwen"]).splitlines()
+        if line.endswith(("ed |", "machines |"))
     ]
     assert "| 1.30x to 2.00x | 1.30x to 2.00x | measured, 2 machines |" in rows[0]
     assert "| 16.00x; plain decoding of 8 at once 8.00x | measured |" in rows[1]
@@ -122,17 +124,19 @@ def test_gains_are_measured_on_every_machine_or_marked_as_predicted(data):
 
 def test_folders_and_the_race_are_ratios_of_one_run(data):
     page = pages.measured(data, [])
-    assert "| embedded-qwen, 200 | `vanilla-sd-auto` | 2.00 | 16.00 | 16.00x | 32/32 |" in page
-    assert "| embedded-qwen, 200 | vLLM, CPU build, plain | 1.50 | 12.00 | 12.00x | - |" in page
+    assert "| embedded-qwen, 32 | `vanilla-sd-auto` | 2.00 | 16.00 | 16.00x | 32/32 |" in page
+    assert "| embedded-qwen, 32 | vLLM, CPU build, plain | 1.50 | 12.00 | 12.00x | - |" in page
     assert "| of 4 runs | `sparrow` | `vanilla-sd-auto` | `vanilla-sd` | `sd-adaptive-tree` | `hybrid` |" in page
     assert "| median | - | 0.0% | - | - | 18.1% |" in page and "| most | - | 0.0% | - | - | 25.0% |" in page
 
 
 def test_one_candidate_runs_no_race(data):
-    data["folder-200"]["rows"] = [one for one in data["folder-200"]["rows"] if one["name"] != "hybrid"]
+    data["folder-embedded-qwen"]["rows"] = [
+        one for one in data["folder-embedded-qwen"]["rows"] if one["name"] != "hybrid"
+    ]
     page = pages.measured(data, [])
     assert "| of 2 runs |" in page and "| most | - | 0.0% | - | - | 11.1% |" in page
-    assert "The default profile" not in pages.measured({"folder-200": data["folder-200"]}, [])
+    assert "The default profile" not in pages.measured({"folder-embedded-qwen": data["folder-embedded-qwen"]}, [])
 
 
 def test_the_front_page_shows_one_run_and_what_is_missing(data):

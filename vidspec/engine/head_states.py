@@ -37,15 +37,16 @@ class ContextDecoder(Protocol):
 
 
 def append_context(decoder: ContextDecoder, batch: Sequence[Rows]) -> None:
-    """Write the entries of all context rows of a pass, which sequences grow by: a few operations for all of them."""
+    """Write keys and values of all context rows of a pass, for all sequences at once; these grow by the rows."""
     parts = [(rows.span, rows.context) for rows in batch if rows.context is not None and rows.context.row_count]
     if not parts:
         return
     device, counts = decoder.device, [context.row_count for _, context in parts]
-    slots, places = list[int](), list[torch.Tensor]()
+    slots, places = list[torch.Tensor](), list[torch.Tensor]()
     for (span, context), count in zip(parts, counts, strict=True):
         span.check_room(count)
-        slots += range(span.start + span.length, span.start + span.length + count)
+        end = span.start + span.length + count
+        slots.append(torch.arange(end - count, end))
         if context.positions is None:
             first = span.length + span.offset
             places.append(torch.arange(first, first + count).expand(decoder.axes, -1))
@@ -54,13 +55,13 @@ def append_context(decoder: ContextDecoder, batch: Sequence[Rows]) -> None:
     positions = _concatenate([to_device(one, device) for one in _joined_on_host(places)], 1)
     vectors = decoder.context(_concatenate([part.to(device) for _, context in parts for part in context.states]))
     entries = decoder.context_entries(vectors, decoder.rotation(positions))
-    parts[0][0].slab.write(to_device(torch.tensor(slots), device), entries)
+    parts[0][0].slab.write(to_device(_concatenate(slots), device), entries)
     for (span, _), count in zip(parts, counts, strict=True):
         span.length += count
 
 
 def _joined_on_host(places: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Return positions (axes, any) as one tensor if all are on the host: a copy to a device takes tens of us."""
+    """Return positions (axes, any) as one tensor if all are on the host: they go to a device in one copy."""
     return [_concatenate(places, 1)] if all([one.device.type == "cpu" for one in places]) else places
 
 

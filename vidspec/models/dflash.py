@@ -123,15 +123,20 @@ class BlockDecoder(HeadDecoder):
         return torch.stack([turned, values]).permute(2, 0, 3, 1, 4)
 
     def _join_context_weights(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        """Weight and bias of all blocks' keys and values, of which the tensors become views; and the key norms."""
+        """Join the weights, and the biases, of all blocks' keys and values, so that the tensors are views of them.
+
+        Returns:
+            Weight and bias, None without, of all projections; and the key norms' weights (depth, 1, d).
+        """
         names = [f"layers.{index}.self_attn.{name}" for index in range(self.depth) for name in ("k_proj", "v_proj")]
         joined: list[torch.Tensor | None] = []
         for kind in ("weight", "bias"):
-            parts = [self.tensors[f"{name}.{kind}"] for name in names if f"{name}.{kind}" in self.tensors]
-            joined.append(torch.cat(parts) if parts else None)
-            if joined[-1] is not None:
-                views = joined[-1].split([len(part) for part in parts])
-                self.tensors.update({f"{name}.{kind}": view for name, view in zip(names, views, strict=True)})
+            parts = {key: self.tensors[key] for name in names if (key := f"{name}.{kind}") in self.tensors}
+            whole = torch.cat([*parts.values()]) if parts else None
+            if whole is not None:
+                views = whole.split([len(part) for part in parts.values()])
+                self.tensors.update(zip(parts, views, strict=True))
+            joined.append(whole)
         weight, bias = joined
         assert weight is not None
         norms = [self.tensors[f"layers.{index}.self_attn.k_norm.weight"] for index in range(self.depth)]

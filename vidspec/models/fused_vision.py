@@ -76,6 +76,8 @@ class _VisionBlock(nn.Module):
 
 
 class _RmsNorm(nn.Module):
+    """Root-mean-square norm over the last axis."""
+
     def __init__(self, norm: StockModel) -> None:
         super().__init__()
         self.weight, self.eps = norm.weight, float(norm.variance_epsilon)

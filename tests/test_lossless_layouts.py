@@ -11,10 +11,11 @@ from tests.tiers import full_but, in_turn
 from vidspec.engine.layout_times import VARIABLE
 from vidspec.models import loading
 
-LAYOUTS = ("plain", "transposed", "packed")
+LAYOUTS = ("plain", "split", "transposed", "packed")
 BATCHES = (1, 4, 16)
 USUAL = [
     ("embedded-qwen", "plain", 4, "sd-adaptive-tree"),
+    ("embedded-qwen", "split", 1, "specvlm-chain"),
     ("embedded-qwen", "transposed", 1, "vanilla-sd"),
     ("embedded-qwen", "packed", 4, "vanilla-sd"),
 ]

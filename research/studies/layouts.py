@@ -46,6 +46,7 @@ class Layout(NamedTuple):
 LAYOUTS = {
     "float32": Layout(torch.float32, None, None, 8),
     "float32 plain": Layout(torch.float32, "plain", None, 4),
+    "float32 split": Layout(torch.float32, "split", None, 4),
     "float32 transposed": Layout(torch.float32, "transposed", None, 4),
     "float32 packed": Layout(torch.float32, "packed", None, 4),
     "bfloat16": Layout(torch.bfloat16, None, None, 2),

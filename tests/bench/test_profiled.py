@@ -74,12 +74,14 @@ def test_the_peak_of_this_process_is_at_least_what_it_holds():
 
 
 def test_operations_are_counted_in_every_layout():
-    rows, weight, bias = torch.randn(6, 64), torch.randn(32, 64), torch.randn(32)
-    for layout in ("plain", "transposed", "packed") if can_pack(rows.dtype) else ("plain", "transposed"):
+    weight, bias = torch.randn(64, 32), torch.randn(64)
+    for layout in ("plain", "split", "transposed", *(["packed"] if can_pack(weight.dtype) else [])):
         matrix = float_matrix(weight, bias, layout)
-        with torch.inference_mode():
-            assert count_operations(lambda matrix=matrix: matrix(rows)) == 2 * 6 * 64 * 32
-            assert count_operations(lambda matrix=matrix: matrix.add(torch.randn(6, 32), rows)) == 2 * 6 * 64 * 32
+        for count in (1, 6):
+            rows, residual = torch.randn(count, 32), torch.randn(count, 64)
+            with torch.inference_mode():
+                assert count_operations(partial(matrix, rows)) == 2 * count * 64 * 32
+                assert count_operations(partial(matrix.add, residual, rows)) == 2 * count * 64 * 32
     heads = torch.randn(1, 2, 5, 8)
     with torch.inference_mode():
         assert count_operations(lambda: F.scaled_dot_product_attention(heads, heads, heads)) == 4 * 2 * 5 * 5 * 8

@@ -7,7 +7,7 @@ import torch
 
 from vidspec.engine import layout_times
 from vidspec.engine.layout_times import ROWS, choose_fastest, choose_float_layout, second_copy_bytes
-from vidspec.engine.matrix import can_pack
+from vidspec.engine.matrix import can_pack, can_split
 from vidspec.errors import DeviceError
 
 FULL, HALF = torch.float32, torch.bfloat16
@@ -16,6 +16,9 @@ needs_packing = pytest.mark.skipif(not can_pack(FULL), reason="this build of tor
 #: Microseconds of 1, 6 and 64 rows, as on an AMD and an Intel CPU.
 AMD_SMALL = {"plain": [15, 57, 1390], "transposed": [12, 95, 1402], "packed": [23, 25, 610]}
 AMD_LARGE = {"plain": [1508, 3230, 9000], "transposed": [998, 3212, 9000], "packed": [681, 1009, 4000]}
+#: The same with a split weight, as on an AMD CPU with two threads.
+SPLIT = {"plain": [98, 126, 480], "split": [33, 130, 470], "transposed": [60, 151, 450], "packed": [69, 71, 365]}
+SPLIT_LARGE = {"plain": [2212, 4694, 9000], "split": [752, 4700, 9000], "packed": [1671, 1675, 4000]}
 INTEL_SMALL = {"plain": [39, 58, 300], "transposed": [38, 45, 210], "packed": [52, 53, 200]}
 INTEL_LARGE = {"plain": [647, 1402, 9000], "transposed": [632, 2162, 9000], "packed": [672, 765, 4000]}
 
@@ -27,6 +30,9 @@ INTEL_LARGE = {"plain": [647, 1402, 9000], "transposed": [632, 2162, 9000], "pac
         (AMD_LARGE, "packed", "packed"),
         (INTEL_SMALL, "transposed", "transposed"),
         (INTEL_LARGE, "packed", "packed"),
+        (SPLIT, "split+packed", "packed"),
+        (SPLIT_LARGE, "split+packed", "packed"),
+        ({**SPLIT, "packed": [69, 131, 490]}, "split", "split"),
         ({"plain": [1, 1, 1]}, "plain", "plain"),
     ],
 )
@@ -40,6 +46,8 @@ def test_a_weight_that_is_shared_stays_plain_unless_a_copy_pays():
     assert choose_fastest(AMD_LARGE, copies=True, shared=True) == "packed"
     assert choose_fastest(AMD_SMALL, copies=True, shared=True) == "plain+packed"
     assert choose_fastest({**INTEL_SMALL, "packed": [52, 55, 290]}, copies=True, shared=True) == "plain"
+    assert choose_fastest(SPLIT, copies=False, shared=True) == "split"
+    assert choose_fastest(SPLIT, copies=True, shared=True) == "split+packed"
 
 
 @pytest.fixture
@@ -141,7 +149,9 @@ def test_a_cache_that_cannot_be_written_does_no_harm(cache, measured, monkeypatc
 @needs_packing
 def test_measuring(cache, no_gradients):
     times = layout_times.layout_times((96, 64), FULL)
-    assert times.keys() == {"plain", "transposed", "packed"}
+    assert times.keys() == {"plain", "transposed", "packed"} | (
+        {"split"} if torch.backends.mkl.is_available() else set()
+    )
     assert all(len(column) == len(ROWS) and 0 < min(column) < 1 for column in times.values())
 
 
@@ -153,7 +163,8 @@ def test_a_disturbed_measurement_goes_on_until_its_times_settle(cache, monkeypat
     """A round takes a millisecond, a disturbed one two or five; after 30 no more begins."""
     micros = {"plain": 200, "transposed": 250, "packed": 550}
     now, steps = [0], []
-    monkeypatch.setattr(layout_times, "ROWS", (1,))
+    monkeypatch.setattr(layout_times, "ROWS", (6,))
+    monkeypatch.setattr(layout_times, "can_split", lambda outputs, dtype: False)
     monkeypatch.setattr(layout_times.time, "perf_counter", lambda: now[0] / 10**6)
 
     def product(name):
@@ -176,15 +187,37 @@ def test_nothing_is_measured_where_nothing_can_be_packed(cache, measured):
 
 @needs_packing
 def test_a_layout_can_be_set_for_reproduction(cache, measured, monkeypatch):
-    for forced in ("plain", "transposed", "packed"):
+    for forced in (
+        ("plain", "split", "transposed", "packed") if can_split(96, FULL) else ("plain", "transposed", "packed")
+    ):
         monkeypatch.setenv(layout_times.VARIABLE, forced)
         assert {choose_float_layout((96, 64), FULL, packing) for packing in ("none", "copies")} == {forced}
         assert choose_float_layout((96, 64), torch.float16, "copies") == "plain"
     monkeypatch.setenv(layout_times.VARIABLE, "transposed")
     assert choose_float_layout((96, 64), FULL, "copies", shared=True) == "plain" and not measured
+    monkeypatch.setenv(layout_times.VARIABLE, "split")
+    assert choose_float_layout((97, 64), FULL, "copies") == "plain"
     monkeypatch.setenv(layout_times.VARIABLE, "fast")
     with pytest.raises(DeviceError, match="VIDSPEC_LAYOUT=fast: no such layout"):
         choose_float_layout((96, 64), FULL, "copies")
+
+
+@needs_packing
+def test_one_row_meets_several_small_weights_in_turn(monkeypatch):
+    """So that none is in a cache, as in a model."""
+    used = []
+    monkeypatch.setattr(layout_times, "ROWS", (1, 6))
+    monkeypatch.setattr(layout_times, "_TOGETHER", 96 * 64 * 5)
+
+    def build(weight, bias, name):
+        return lambda rows: used.append((name, weight.data_ptr(), len(rows)))
+
+    monkeypatch.setattr(layout_times, "float_matrix", build)
+    layout_times._measure((96, 64), FULL)
+    assert {name: len({at for which, at, rows in used if (which, rows) == (name, 1)}) for name, _, _ in used} == {
+        name: 5 for name, _, _ in used
+    }
+    assert len({at for _, at, rows in used if rows == 6}) == 1
 
 
 @needs_packing

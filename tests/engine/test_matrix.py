@@ -11,7 +11,7 @@ from vidspec.engine import layout_times, layouts
 from vidspec.engine import quantised as quantised_module
 from vidspec.engine.layout_times import LARGE
 from vidspec.engine.layouts import MatrixLinear, build_matrix, choose_packing, describe_layouts, lay_out_all
-from vidspec.engine.matrix import can_pack
+from vidspec.engine.matrix import SplitMatrix, can_pack, can_split
 from vidspec.engine.quantised import Int4Matrix, Int8Matrix, choose_kernel, quantise_weight, quantised_bytes
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
@@ -74,22 +74,50 @@ def test_a_weight_that_is_shared_stays_as_it_is():
 
 @needs_packing
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("first", ["plain", "transposed"])
+@pytest.mark.parametrize("first", ["plain", "split", "transposed"])
 def test_a_second_copy_serves_passes_of_several_rows(fastest, bias, first):
-    some, other = layers(64, (32, 16), bias), "plain" if first == "transposed" else "transposed"
+    some = layers(64, (64, 32), bias)
     weights = [layer.weight.clone() for layer in some]
-    fastest(**{first: [1.0, 2.0, 2.0], other: [1.5, 2.0, 2.0]}, packed=[2.0, 1.0, 1.0])
+    times = {name: [1.5, 2.0, 2.0] for name in ("plain", "split", "transposed")}
+    fastest(**(times | {first: [1.0, 2.0, 2.0]}), packed=[2.0, 1.0, 1.0])
     made = build_matrix(some, packing="copies")
-    assert made.layout == f"{first}+packed" and made.nbytes == 48 * 64 * 4 and made.second
-    assert made.weight.is_contiguous() is (first == "plain")
+    assert made.layout == f"{first}+packed" and made.nbytes == 96 * 64 * 4 and made.second
+    assert made.weight.is_contiguous() is (first != "transposed")
     assert all(torch.equal(layer.weight, weight) for layer, weight in zip(some, weights, strict=True))
     for rows in (1, 2, 3, 5, 30):
-        given, residual = torch.randn(rows, 64), torch.randn(rows, 48)
+        given, residual = torch.randn(rows, 64), torch.randn(rows, 96)
         expected = torch.cat([layer(given) for layer in some], dim=-1)
         torch.testing.assert_close(made(given), expected, rtol=0, atol=5e-6)
         torch.testing.assert_close(made.add(residual, given), residual + expected, rtol=0, atol=5e-6)
         torch.testing.assert_close(made.add_(residual.clone(), given), residual + expected, rtol=0, atol=5e-6)
     assert build_matrix(layers(64, (32,), bias), packing="once").nbytes in (0, 32 * 64 * 4)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [0, 1, 2, 4, 5])
+@pytest.mark.parametrize("step", [1, 3])
+def test_few_rows_are_multiplied_by_parts(monkeypatch, bias, rows, step):
+    (one,) = layers(64, (96,), bias)
+    made = SplitMatrix(one.weight.data, None if one.bias is None else one.bias.data)
+    given, residual = torch.randn(rows, 64 * step)[:, ::step], torch.randn(rows, 96)
+    batched = []
+    for name in ("bmm", "baddbmm"):
+        product = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *rest, product=product: batched.append(rest) or product(*rest))
+    torch.testing.assert_close(made(given), one(given), rtol=0, atol=5e-6)
+    assert made(given).is_contiguous() and len(batched) == 2 * (0 < rows < 5)
+    torch.testing.assert_close(made.add(residual, given), residual + one(given), rtol=0, atol=5e-6)
+    torch.testing.assert_close(made.add_(residual.clone(), given), residual + one(given), rtol=0, atol=5e-6)
+    assert len(batched) == 4 * (0 < rows < 5)
+
+
+def test_parts_are_equal_and_neither_few_nor_small(monkeypatch):
+    assert can_split(96, FULL) is torch.backends.mkl.is_available() and not can_split(96, HALF)
+    counts = {1: (8, 4, 2, 1, 1), 24: (128, 4, 2, 1, 1)}
+    for threads, expected in counts.items():
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        parts = [len(SplitMatrix(torch.ones(out, 2), None)._parts) for out in (4096, 160, 64, 62, 97)]
+        assert tuple(parts) == expected
 
 
 @needs_packing

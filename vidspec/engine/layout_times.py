@@ -1,14 +1,15 @@
 """The fastest layout of a weight on this CPU, by measurement.
 
-No rule holds on two vendors. Microseconds of a float32 product of one thread, plain / stored as (in, out) / packed:
+No rule holds on two vendors. Microseconds of a float32 product of one thread, plain / stored as (in, out) / packed, and
+of two threads, plain / split / stored as (in, out) / packed, the weights of a whole model in turn:
 
-============  ====================  ====================  ====================
-out x in      AMD Zen 5, 1 row      AMD Zen 5, 6 rows     Intel, AVX-512, 6
-============  ====================  ====================  ====================
-1024 x 256    15 / 12 / 23          57 / 95 / 25          58 / 45 / 53
-9728 x 896    1508 / 998 / 681      3230 / 3212 / 1009
+============  ====================  ====================  ====================  ==========================
+out x in      AMD Zen 5, 1 row      AMD Zen 5, 6 rows     Intel, AVX-512, 6     AMD Zen 4, 2 threads, 1 row
+============  ====================  ====================  ====================  ==========================
+1024 x 256    15 / 12 / 23          57 / 95 / 25          58 / 45 / 53          98 / 33 / 60 / 69
+9728 x 896    1508 / 998 / 681      3230 / 3212 / 1009                          2212 / 752 / 1797 / 1671
 4096 x 1024                                               1402 / 2162 / 765
-============  ====================  ====================  ====================
+============  ====================  ====================  ====================  ==========================
 
 Each shape is therefore measured once for a machine, a version of torch and a number of threads, when a model is loaded,
 and the times are kept in the user's cache. A choice is made before the first pass and stays: the same pass always
@@ -30,7 +31,7 @@ from typing import Literal, TypeAlias, cast
 import torch
 
 from vidspec.engine.device import processor
-from vidspec.engine.matrix import FloatLayout, can_pack, float_matrix
+from vidspec.engine.matrix import FloatLayout, can_pack, can_split, float_matrix
 from vidspec.errors import DeviceError
 from vidspec.user_cache import cache_file, write_cached
 
@@ -61,10 +62,15 @@ VARIABLE = "VIDSPEC_LAYOUT"
 #: Smallest weight, in numbers, that stays (out, in) where nothing is measured; smaller ones are stored as (in, out).
 LARGE = 2**20
 
-_SINGLE: tuple[FloatLayout, ...] = ("plain", "transposed", "packed")
-#: Numbers of a weight that are measured: outputs beyond change nothing but the measurement's time. With three layouts
-#: in turn this is more than most caches hold, as the weights of a model are.
-_MEASURED = 2**22
+_SINGLE: tuple[FloatLayout, ...] = ("plain", "split", "transposed", "packed")
+#: Those that leave a weight (out, in), which another module may use too.
+_SHARED: tuple[FloatLayout, ...] = ("plain", "split")
+#: Numbers of a weight that are measured, and the factor of the number of its outputs: outputs beyond change nothing but
+#: the measurement's time.
+_MEASURED, _OUTPUTS = 2**22, 64
+#: A single row is multiplied with several small weights, of together so many numbers, but not with more weights than
+#: this: with all layouts in turn that is more than most caches hold, as the weights of a model are.
+_TOGETHER, _COPIES = 2**21, 32
 #: A single layout may be this much slower than one with a second copy, at its worst number of rows.
 _MARGIN = 1.1
 #: Fewest rounds of a measurement, and the seconds that it takes: at least, and until its times must have settled.
@@ -91,12 +97,13 @@ def choose_float_layout(
         DeviceError: :data:`VARIABLE` names no layout.
     """
     packable, transposable = can_pack(dtype), dtype is torch.float32 and not shared
+    splittable = can_split(shape[0], dtype)
     if (forced := os.environ.get(VARIABLE)) is not None and forced != "":
         if forced not in _SINGLE:
             raise DeviceError(
                 f"{VARIABLE}={forced}: no such layout", hint=f"set it to one of {', '.join(_SINGLE)}, or unset it"
             )
-        usable = {"plain": True, "transposed": transposable, "packed": packable}[forced]
+        usable = {"plain": True, "split": splittable, "transposed": transposable, "packed": packable}[forced]
         return forced if usable else "plain"
     if packing == "none" or not packable:
         return "transposed" if transposable and math.prod(shape) < LARGE else "plain"
@@ -104,25 +111,26 @@ def choose_float_layout(
 
 
 def choose_fastest(times: LayoutTimes, *, copies: bool, shared: bool = False) -> FloatLayout:
-    """Return the layout whose worst number of rows is the least slower than the fastest layout there.
+    """Return the layout that is the least slower than the fastest for each number of rows, in the geometric mean.
 
     Two copies, the packed one for two rows and more, are chosen only if one is more than a tenth slower somewhere.
 
     Args:
         times: of ``plain``, and others if they were measured.
         copies: a second copy is allowed.
-        shared: the weight itself stays plain, so a packed one is a second copy.
+        shared: the weight itself stays (out, in), so a packed one is a second copy.
     """
     best = [min(column) for column in zip(*times.values(), strict=True)]
 
     def slowdown(by_rows: Sequence[float]) -> float:
         return float(max(taken / least for taken, least in zip(by_rows, best, strict=True)))
 
-    single = min(["plain"] if shared else times, key=lambda name: slowdown(times[name]))
+    kept = [name for name in times if name in _SHARED] if shared else [*times]
+    single = min(kept, key=lambda name: math.prod(times[name]))
     packed = times.get("packed")
     if not copies or packed is None:
         return cast(FloatLayout, single)
-    first = min(("plain",) if shared else times.keys() - {"packed"}, key=lambda name: (times[name][0], name))
+    first = min((name for name in kept if name != "packed"), key=lambda name: times[name][0])
     doubled = {f"{first}+packed": [times[first][0], *packed[1:]]} | ({"packed": packed} if shared else {})
     double = min(doubled, key=lambda name: slowdown(doubled[name]))
     return cast(FloatLayout, double if slowdown(times[single]) > _MARGIN * slowdown(doubled[double]) else single)
@@ -140,7 +148,7 @@ def second_copy_bytes(shapes: Iterable[WeightShape], dtype: torch.dtype) -> int:
 
 def layout_times(shape: tuple[int, int], dtype: torch.dtype) -> LayoutTimes:
     """Return the times of a weight's layouts with the current number of threads, measured if they are not known."""
-    measured = min(shape[0], max(64, _MEASURED // shape[1])), shape[1]
+    measured = min(shape[0], max(1, _MEASURED // shape[1] // _OUTPUTS) * _OUTPUTS), shape[1]
     key = f"{measured[0]}x{measured[1]} {str(dtype).removeprefix('torch.')}"
     with _lock:
         known = known_times()
@@ -160,7 +168,7 @@ def known_times() -> dict[str, LayoutTimes]:
 
 
 def _file() -> Path:
-    facts = json.dumps([processor(), torch.__version__, torch.get_num_threads(), ROWS])
+    facts = json.dumps([processor(), torch.__version__, torch.get_num_threads(), ROWS, _SINGLE])
     return cache_file("layouts", f"{blake2b(facts.encode(), digest_size=8).hexdigest()}.json")
 
 
@@ -188,23 +196,24 @@ def _measure(shape: tuple[int, int], dtype: torch.dtype) -> LayoutTimes:
     """Return the least times of a weight's layouts, which take turns: other programs disturb all alike.
 
     A choice by disturbed times would stay for good, so a disturbed measurement goes on for a while. In bfloat16 (in,
-    out) was never the fastest.
+    out) and parts were never the fastest.
     """
-    weight, names = (
-        torch.ones(shape, dtype=dtype),
-        [one for one in _SINGLE if one != "transposed" or dtype.itemsize > 2],
-    )
-    matrices = {name: float_matrix(weight, None, name) for name in names}
-    times: dict[str, list[float]] = {name: [] for name in matrices}
+    single = [one for one in _SINGLE if one not in ("split", "transposed") or dtype is torch.float32]
+    names = [one for one in single if one != "split" or can_split(shape[0], dtype)]
+    weights = [torch.ones(shape, dtype=dtype) for _ in range(max(1, min(_COPIES, _TOGETHER // math.prod(shape))))]
+    matrices = {name: [float_matrix(weight, None, name) for weight in weights] for name in names}
+    times: dict[str, list[float]] = {name: [] for name in names}
     for count in ROWS:
         rows = torch.ones(count, shape[1], dtype=dtype)
-        taken: dict[str, list[float]] = {name: [] for name in matrices}
+        taken: dict[str, list[float]] = {name: [] for name in names}
         begun = time.perf_counter()
         while _goes_on([*taken.values()], time.perf_counter() - begun):
-            for name, matrix in matrices.items():
+            for name, copies in matrices.items():
+                used = copies if count == 1 else copies[:1]
                 start = time.perf_counter()
-                matrix(rows)
-                taken[name].append(time.perf_counter() - start)
+                for matrix in used:
+                    matrix(rows)
+                taken[name].append((time.perf_counter() - start) / len(used))
         for layout, seconds in taken.items():
             times[layout].append(min(seconds))
     return times

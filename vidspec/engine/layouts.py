@@ -12,7 +12,15 @@ from torch import nn
 
 from vidspec import memory
 from vidspec.engine.layout_times import LARGE, Packing, WeightShape, choose_float_layout, second_copy_bytes
-from vidspec.engine.matrix import FloatLayout, Matrix, PlainMatrix, float_matrix, join_weights, release_weights
+from vidspec.engine.matrix import (
+    FloatLayout,
+    Matrix,
+    MatrixWithPackedCopy,
+    PlainMatrix,
+    float_matrix,
+    join_weights,
+    release_weights,
+)
 from vidspec.engine.quantised import Precision, has_fast_int8, quantise_weight
 from vidspec.engine.stored_codes import StoredCodes
 
@@ -104,7 +112,7 @@ def build_matrix(
             matrix: Matrix = quantise_weight(weight, bias, kind)
         else:
             matrix = float_matrix(weight, bias, kind, shared=shared)
-    if isinstance(matrix, PlainMatrix):
+    if isinstance(matrix, PlainMatrix | MatrixWithPackedCopy):
         _view_weights(layers, matrix)
     elif not shared:
         release_weights(layers)
@@ -125,7 +133,7 @@ def weight_matrices(
     return matrices
 
 
-def _view_weights(layers: Sequence[nn.Linear], matrix: PlainMatrix) -> None:
+def _view_weights(layers: Sequence[nn.Linear], matrix: PlainMatrix | MatrixWithPackedCopy) -> None:
     """Make the layers' parameters views of a matrix, so that nothing is stored twice."""
     start = 0
     for layer in layers:

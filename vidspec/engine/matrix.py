@@ -22,7 +22,9 @@ __all__ = [
     "PackedMatrix",
     "PlainMatrix",
     "Precision",
+    "SplitMatrix",
     "can_pack",
+    "can_split",
     "float_matrix",
     "join_weights",
     "release_weights",
@@ -33,11 +35,17 @@ __all__ = [
 STEP = 128
 #: Precision of quantised weights.
 Precision = Literal["int8", "int4"]
-#: Layout of a weight that is not quantised: (out, in); stored as (in, out); packed by oneDNN; or one of the first two
-#: for a single row and a packed copy for more.
-FloatLayout: TypeAlias = Literal["plain", "transposed", "packed", "plain+packed", "transposed+packed"]
+#: Layout of a weight that is not quantised: (out, in); the same, with the outputs of a single row split; stored as (in,
+#: out); packed by oneDNN; or one of the others for a single row and a packed copy for more.
+FloatLayout: TypeAlias = Literal[
+    "plain", "split", "transposed", "packed", "plain+packed", "split+packed", "transposed+packed"
+]
 #: oneDNN takes longer for two or three rows than for this many; they are padded.
 _QUICK = 4
+#: Most rows of a product with a split weight.
+_FEW = 4
+#: Parts of a split weight: at least so many, or so many for each thread; and the fewest outputs of one.
+_PARTS, _PARTS_PER_THREAD, _PART = 8, 4, 32
 #: Names of x86-64 by ``platform.machine``.
 X86 = ("x86_64", "amd64")
 
@@ -116,29 +124,76 @@ class PlainMatrix(Matrix):
         return self.weight.to(device, dtype)
 
 
-class MatrixWithPackedCopy(PlainMatrix):
+class SplitMatrix(PlainMatrix):
+    """Weight (out, in) whose product with few rows is a batch of products, each for a part of the outputs.
+
+    MKL computes a product with one row in one thread on some CPUs, and a batch in all of them.
+
+    Args:
+        weight, bias: see :class:`PlainMatrix`; the weight is contiguous, and :func:`can_split` holds.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self.layout, (out, width), count = "split", self.shape, _part_count(self.shape[0])
+        self._parts = weight.view(count, out // count, width)
+        self._bias_parts = None if bias is None else bias.view(count, -1, 1)
+
+    def _inputs(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return (parts, in, R), the rows as columns for each part: MKL is slow with one column stored as a row."""
+        (count, width), (step, each) = rows.shape, rows.stride()
+        return rows.as_strided((len(self._parts), width, count), (0, each, width if count == 1 else step))
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        count = rows.shape[0]
+        if not 0 < count <= _FEW:
+            return super().__call__(rows)
+        if self._bias_parts is None:
+            columns = torch.bmm(self._parts, self._inputs(rows))
+        else:
+            columns = torch.baddbmm(self._bias_parts, self._parts, self._inputs(rows))
+        return columns.view(1, -1) if count == 1 else columns.view(-1, count).t().contiguous()
+
+    def add(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        if not 0 < rows.shape[0] <= _FEW:
+            return super().add(residual, rows)
+        if rows.shape[0] > 1 or self.bias is not None:
+            return self(rows).add_(residual)
+        return torch.baddbmm(residual.view(len(self._parts), -1, 1), self._parts, self._inputs(rows)).view(1, -1)
+
+    def add_(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return self.add(residual, rows) if 0 < rows.shape[0] <= _FEW else super().add_(residual, rows)
+
+
+class MatrixWithPackedCopy(Matrix):
     """Weight with a second copy, packed by oneDNN, for passes of two rows or more.
 
     Args:
-        weight, bias: see :class:`PlainMatrix`.
+        first: the weight for passes of one row.
     """
 
     second = True
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__(weight, bias)
-        self.layout = f"{self.layout}+packed"
-        self._copy = PackedMatrix(weight, bias)
+    def __init__(self, first: PlainMatrix) -> None:
+        self.first, self.shape, self.layout = first, first.shape, f"{first.layout}+packed"
+        self.weight, self.bias = first.weight, first.bias
+        self._copy = PackedMatrix(first.weight, first.bias)
         self.nbytes = self._copy.nbytes
 
+    def _matrix(self, rows: torch.Tensor) -> Matrix:
+        return self._copy if rows.shape[0] > 1 else self.first
+
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._copy(rows) if rows.shape[0] > 1 else super().__call__(rows)
+        return self._matrix(rows)(rows)
 
     def add(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return self._copy.add(residual, rows) if rows.shape[0] > 1 else super().add(residual, rows)
+        return self._matrix(rows).add(residual, rows)
 
     def add_(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return self._copy.add_(residual, rows) if rows.shape[0] > 1 else super().add_(residual, rows)
+        return self._matrix(rows).add_(residual, rows)
+
+    def dense(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return self.first.dense(dtype, device)
 
 
 class PackedMatrix(Matrix):
@@ -180,15 +235,31 @@ def can_pack(dtype: torch.dtype) -> bool:
     return dtype is torch.float32 or (dtype is torch.bfloat16 and bool(operators._is_mkldnn_bf16_supported()))
 
 
+def can_split(outputs: int, dtype: torch.dtype) -> bool:
+    """Return True if a weight of so many outputs has a split layout: in float32, by a batch of products of MKL."""
+    return dtype is torch.float32 and torch.backends.mkl.is_available() and _part_count(outputs) > 1
+
+
+def _part_count(outputs: int) -> int:
+    """Return the parts of the outputs of a split weight: a power of two."""
+    count = _PARTS
+    while count < _PARTS_PER_THREAD * torch.get_num_threads():
+        count *= 2
+    while outputs % count or (count > 1 and outputs // count < _PART):
+        count //= 2
+    return count
+
+
 def float_matrix(
     weight: torch.Tensor, bias: torch.Tensor | None, layout: FloatLayout, *, shared: bool = False
-) -> PlainMatrix | PackedMatrix:
+) -> PlainMatrix | PackedMatrix | MatrixWithPackedCopy:
     """Return a weight (out, in) as a matrix in a layout; ``shared``: another module uses the weight too."""
     if layout == "packed":
         return PackedMatrix(weight, bias, second=shared)
     if layout.startswith("transposed") and not weight.t().is_contiguous():
         weight = weight.t().contiguous().t()
-    return MatrixWithPackedCopy(weight, bias) if layout.endswith("packed") else PlainMatrix(weight, bias)
+    first = SplitMatrix(weight.contiguous(), bias) if layout.startswith("split") else PlainMatrix(weight, bias)
+    return MatrixWithPackedCopy(first) if layout.endswith("packed") else first
 
 
 def join_weights(layers: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:

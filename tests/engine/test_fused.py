@@ -14,6 +14,7 @@ from tests.engine.passing import forward
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.forward import Engine
 from vidspec.engine.fused import unsupported_reason
+from vidspec.engine.huge_pages import _SHARED as SHARED
 from vidspec.engine.rotary import mrope_axes
 from vidspec.engine.rows import Rows
 
@@ -142,11 +143,15 @@ def test_sections_that_leave_frequencies_over_run_the_stock_blocks(monkeypatch):
 def test_no_parameter_is_held_twice(family):
     model, _ = case(family)
     assert model.decoder.name == "fused" and model.decoder.packed_bytes == 0
-    storages = {}
+    storages, used, shared = {}, {}, {}
     for weight in model.model.parameters():
-        storages[weight.untyped_storage().data_ptr()] = weight.untyped_storage().nbytes()
-    used = sum({weight.data_ptr(): weight.nbytes for weight in model.model.parameters()}.values())
-    assert sum(storages.values()) == used
+        storage = weight.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+        (shared if storage.nbytes() > SHARED else used)[weight.data_ptr()] = weight.nbytes
+    assert sum(size for size in storages.values() if size <= SHARED) == sum(used.values())
+    decoder = {weight.data_ptr(): weight.nbytes for weight in model.language.parameters()}
+    blocks = {one.weight.data_ptr(): one.weight for one in model.decoder.matrices[1:]}
+    assert sum(size for at, size in decoder.items() if at in shared) == sum(weight.nbytes for weight in blocks.values())
     mine = [matrix.weight for block in model.decoder.blocks for matrix in block.matrices]
     assert all(weight.untyped_storage().data_ptr() in storages for weight in mine)
 

@@ -25,9 +25,11 @@ class Operations(TorchDispatchMode):
 
 
 @pytest.mark.sample(quick=1)
-@pytest.mark.parametrize(("layout", "most"), [("transposed", (369, 426)), ("packed", (369, 426))])
+@pytest.mark.parametrize(
+    ("layout", "most"), [("split", (492, 426)), ("transposed", (370, 426)), ("packed", (370, 426))]
+)
 def test_operations_of_a_pass(monkeypatch, layout, most):
-    """One row and a window of six, after a prompt: 27 a block, 9 of which are views."""
+    """One row and a window of six, after a prompt: 27 a block, 9 of which are views; 10 more views by parts."""
     monkeypatch.setenv(VARIABLE, layout)
     folder = str(loading.embedded_folder("embedded-qwen", "target"))
     model = loading.load_model(folder, resolve_placement("cpu", "float32"))

@@ -90,12 +90,15 @@ def fused_shapes(language: StockModel, head: StockModel) -> list[WeightShape]:
     return [*shapes, ((head.out_features, head.in_features), head.weight is language.embed_tokens.weight)]
 
 
-def _part(rows: torch.Tensor, first: int, *sizes: int) -> torch.Tensor:
-    """Return (R, *sizes), the numbers of each row from ``first`` on: one view instead of a slice and its shape."""
-    strides = [1]
-    for size in reversed(sizes[1:]):
-        strides.insert(0, strides[0] * size)
-    return rows.as_strided((len(rows), *sizes), (rows.stride(0), *strides), rows.storage_offset() + first)
+def _columns(rows: torch.Tensor, first: int, count: int) -> torch.Tensor:
+    """Return (R, count), the numbers of each row from ``first`` on, in one view."""
+    return rows.as_strided((rows.shape[0], count), (rows.stride(0), 1), rows.storage_offset() + first)
+
+
+def _heads(rows: torch.Tensor, first: int, heads: int, width: int) -> torch.Tensor:
+    """Return (R, heads, width), the heads of each row from the number ``first`` on, in one view."""
+    sizes, strides = (rows.shape[0], heads, width), (rows.stride(0), width, 1)
+    return rows.as_strided(sizes, strides, rows.storage_offset() + first)
 
 
 class _Norm:
@@ -116,8 +119,8 @@ class _Norm:
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         if self._scaled is None:
             return rms_norm(rows, self.weight, self.eps)
-        length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-        return torch.div(rows, torch.hypot(length, self._min_length)).mul_(self._scaled)
+        length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True).hypot_(self._min_length)
+        return torch.div(rows, length).mul_(self._scaled)
 
 
 class _Block:
@@ -205,7 +208,7 @@ class FusedDecoder:
     def only_bytes(self) -> int:
         return sum(matrix.nbytes for matrix in self.matrices if not matrix.second)
 
-    @property
+    @cached_property
     def numbers(self) -> int:
         return sum(math.prod(matrix.shape) for block in self.blocks for matrix in block.matrices)
 
@@ -246,6 +249,8 @@ class FusedDecoder:
         return Slab(self.kv_heads, self.width, weight.dtype, [weight.device] * self.depth, self._budget)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        if ids.shape[0] == 1 and self.graphs is None and self.device.type == "cpu":
+            return self.embedding.narrow(0, int(ids), 1)  # no block writes to its input
         return F.embedding(ids, self.embedding)
 
     def rotation(self, positions: torch.Tensor) -> RotaryTables:
@@ -257,7 +262,7 @@ class FusedDecoder:
         if self._kernels is None:
             rows = block.out.add(rows, attended)
             both = block.gate_up(block.before_mlp(rows))
-            gate, up = _part(both, 0, self._mlp_width), _part(both, self._mlp_width, self._mlp_width)
+            gate, up = _columns(both, 0, self._mlp_width), _columns(both, self._mlp_width, self._mlp_width)
             return block.down.add(rows, F.silu(gate).mul_(up))
         norm = block.before_mlp
         rows, normed = self._kernels.add_norm(rows, block.out(attended), norm.weight, norm.eps)
@@ -267,22 +272,24 @@ class FusedDecoder:
         self, index: int, states: torch.Tensor, rotation: RotaryTables, attention: AttendFunction
     ) -> torch.Tensor:
         """Rotate queries and keys in (R, (heads + 2 * kv_heads) * d), and return the attention (R, heads * d)."""
-        width, turned = self.width, self.heads + self.kv_heads
-        query = _part(states, 0, self.heads, width)
-        entries = _part(states, self.heads * width, 2, self.kv_heads, width)
+        width, turned, count = self.width, self.heads + self.kv_heads, states.shape[0]
+        query = _heads(states, 0, self.heads, width)
         norms = self.blocks[index].head_norms
         if self._kernels is None:
-            into = turning = _part(states, 0, turned, width)
+            step, first = states.stride(0), states.storage_offset() + self.heads * width
+            sizes, strides = (count, 2, self.kv_heads, width), (step, self.kv_heads * width, width, 1)
+            entries = states.as_strided(sizes, strides, first)
+            into = turning = _heads(states, 0, turned, width)
             if norms is not None:
                 turning = torch.cat([norms[0](query), norms[1](entries[:, 0])], dim=1)
             rotate(turning, rotation, out=into)
             return attention(index, query, entries)
-        states = _part(states, 0, turned + self.kv_heads, width)
         weights = None if norms is None else HeadNorms(norms[0].weight, norms[1].weight, norms[0].eps)
+        together = _heads(states, 0, turned + self.kv_heads, width)
         if not isinstance(attention, StepAttention):
-            self._kernels.rotate(states, self.heads, rotation, weights, None)
-            return attention(index, query, entries)
-        self._kernels.rotate(states, self.heads, rotation, weights, attention.stored(index))
+            self._kernels.rotate(together, self.heads, rotation, weights, None)
+            return attention(index, query, together[:, self.heads :].unflatten(1, (2, self.kv_heads)))
+        self._kernels.rotate(together, self.heads, rotation, weights, attention.stored(index))
         return attention.attend(index, query)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from vidspec.engine.huge_pages import copy_to_huge_pages, move_to_huge_pages
+
 __all__ = [
     "STEP",
     "X86",
@@ -135,31 +137,32 @@ class SplitMatrix(PlainMatrix):
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias)
-        self.layout, (out, width), count = "split", self.shape, _part_count(self.shape[0])
-        self._parts = weight.view(count, out // count, width)
-        self._bias_parts = None if bias is None else bias.view(count, -1, 1)
+        self.layout, self._count, self._width = "split", _part_count(self.shape[0]), self.shape[1]
+        self._parts = weight.view(self._count, -1, self._width)
+        self._bias_parts = None if bias is None else bias.view(self._count, -1, 1)
 
-    def _inputs(self, rows: torch.Tensor) -> torch.Tensor:
+    def _inputs(self, rows: torch.Tensor, count: int) -> torch.Tensor:
         """Return (parts, in, R), the rows as columns for each part: MKL is slow with one column stored as a row."""
-        (count, width), (step, each) = rows.shape, rows.stride()
-        return rows.as_strided((len(self._parts), width, count), (0, each, width if count == 1 else step))
+        step, each = rows.stride()
+        return rows.as_strided((self._count, self._width, count), (0, each, self._width if count == 1 else step))
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         count = rows.shape[0]
         if not 0 < count <= _FEW:
             return super().__call__(rows)
+        inputs = self._inputs(rows, count)
         if self._bias_parts is None:
-            columns = torch.bmm(self._parts, self._inputs(rows))
+            columns = torch.bmm(self._parts, inputs)
         else:
-            columns = torch.baddbmm(self._bias_parts, self._parts, self._inputs(rows))
+            columns = torch.baddbmm(self._bias_parts, self._parts, inputs)
         return columns.view(1, -1) if count == 1 else columns.view(-1, count).t().contiguous()
 
     def add(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        if not 0 < rows.shape[0] <= _FEW:
-            return super().add(residual, rows)
-        if rows.shape[0] > 1 or self.bias is not None:
-            return self(rows).add_(residual)
-        return torch.baddbmm(residual.view(len(self._parts), -1, 1), self._parts, self._inputs(rows)).view(1, -1)
+        count = rows.shape[0]
+        if count == 1 and self.bias is None:
+            sums = residual.view(self._count, -1, 1)
+            return torch.baddbmm(sums, self._parts, self._inputs(rows, 1)).view(1, -1)
+        return self(rows).add_(residual) if 0 < count <= _FEW else super().add(residual, rows)
 
     def add_(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return self.add(residual, rows) if 0 < rows.shape[0] <= _FEW else super().add_(residual, rows)
@@ -180,17 +183,14 @@ class MatrixWithPackedCopy(Matrix):
         self._copy = PackedMatrix(first.weight, first.bias)
         self.nbytes = self._copy.nbytes
 
-    def _matrix(self, rows: torch.Tensor) -> Matrix:
-        return self._copy if rows.shape[0] > 1 else self.first
-
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._matrix(rows)(rows)
+        return self._copy(rows) if rows.shape[0] > 1 else self.first(rows)
 
     def add(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return self._matrix(rows).add(residual, rows)
+        return self._copy.add(residual, rows) if rows.shape[0] > 1 else self.first.add(residual, rows)
 
     def add_(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return self._matrix(rows).add_(residual, rows)
+        return self._copy.add_(residual, rows) if rows.shape[0] > 1 else self.first.add_(residual, rows)
 
     def dense(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return self.first.dense(dtype, device)
@@ -210,15 +210,16 @@ class PackedMatrix(Matrix):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, second: bool = False) -> None:
         self.bias, self.shape, self.second = bias, (weight.shape[0], weight.shape[1]), second
         self._packed, self.nbytes = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()), weight.nbytes
+        move_to_huge_pages(torch.ops.mkldnn.data_ptr(self._packed), self.nbytes)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        count = len(rows)
+        count = rows.shape[0]
         filled = rows.contiguous() if count == 1 or count >= _QUICK else F.pad(rows, (0, 0, 0, _QUICK - count))
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(filled, self._packed, self.bias, "none", [], "")
-        return out if len(filled) == count else out[:count]
+        return out if filled.shape[0] == count else out[:count]
 
     def add(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        if 1 < len(rows) < _QUICK:
+        if 1 < rows.shape[0] < _QUICK:
             return super().add(residual, rows)
         product = torch.ops.mkldnn._linear_pointwise.binary
         return product(rows.contiguous(), residual.contiguous(), self._packed, self.bias, "add")  # type: ignore[no-any-return]
@@ -256,9 +257,11 @@ def float_matrix(
     """Return a weight (out, in) as a matrix in a layout; ``shared``: another module uses the weight too."""
     if layout == "packed":
         return PackedMatrix(weight, bias, second=shared)
-    if layout.startswith("transposed") and not weight.t().is_contiguous():
-        weight = weight.t().contiguous().t()
-    first = SplitMatrix(weight.contiguous(), bias) if layout.startswith("split") else PlainMatrix(weight, bias)
+    if layout.startswith("transposed"):
+        weight = copy_to_huge_pages(weight.t()).t()
+    elif weight.device.type == "cpu" and not shared:
+        weight = copy_to_huge_pages(weight)
+    first = SplitMatrix(weight, bias) if layout.startswith("split") else PlainMatrix(weight, bias)
     return MatrixWithPackedCopy(first) if layout.endswith("packed") else first
 
 

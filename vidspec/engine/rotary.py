@@ -66,7 +66,8 @@ class RotaryPositions:
 
     def tables(self, positions: torch.Tensor) -> RotaryTables:
         """Return cosines and sines of positions (axes, R), (R, 1, d) each, for :func:`rotate`."""
-        of_each = positions[0, :, None] if self._axis is None else positions[self._axis].t()
+        shared = self._axis is None or positions.stride(0) == 0  # text has one position for all axes
+        of_each = positions[0, :, None] if shared else positions[self._axis].t()
         angles = of_each * self._frequencies
         cosine, sine = angles.cos(), angles.sin()
         if self._amplitude != 1:

@@ -17,6 +17,7 @@ import torch
 
 from vidspec import memory
 from vidspec.engine.device import slab_budget, to_device
+from vidspec.engine.huge_pages import empty_in_huge_pages
 from vidspec.errors import GenerationError
 
 if TYPE_CHECKING:
@@ -197,7 +198,9 @@ class Slab:
     def _allocate_blocks(self, capacity: int) -> list[torch.Tensor]:
         rows = capacity + 1  # the last is the scratch entry: padding of a pass is written there
         return [
-            torch.empty(count, 2, heads, rows, width, dtype=self.dtype, device=device)
+            empty_in_huge_pages((count, 2, heads, rows, width), self.dtype)
+            if device.type == "cpu"
+            else torch.empty(count, 2, heads, rows, width, dtype=self.dtype, device=device)
             for device, heads, width, count in self._places
         ]
 

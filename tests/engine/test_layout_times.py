@@ -13,11 +13,11 @@ from vidspec.errors import DeviceError
 FULL, HALF = torch.float32, torch.bfloat16
 needs_packing = pytest.mark.skipif(not can_pack(FULL), reason="this build of torch has no oneDNN to pack with")
 
-#: Microseconds of 1, 6 and 64 rows, as on an AMD and an Intel CPU.
+#: Microseconds of 1, few and 64 rows, as on an AMD and an Intel CPU.
 AMD_SMALL = {"plain": [15, 57, 1390], "transposed": [12, 95, 1402], "packed": [23, 25, 610]}
 AMD_LARGE = {"plain": [1508, 3230, 9000], "transposed": [998, 3212, 9000], "packed": [681, 1009, 4000]}
 #: The same with a split weight, as on an AMD CPU with two threads.
-SPLIT = {"plain": [98, 126, 480], "split": [33, 130, 470], "transposed": [60, 151, 450], "packed": [69, 71, 365]}
+SPLIT = {"plain": [98, 126, 480], "split": [33, 58, 470], "transposed": [60, 151, 450], "packed": [69, 71, 365]}
 SPLIT_LARGE = {"plain": [2212, 4694, 9000], "split": [752, 4700, 9000], "packed": [1671, 1675, 4000]}
 INTEL_SMALL = {"plain": [39, 58, 300], "transposed": [38, 45, 210], "packed": [52, 53, 200]}
 INTEL_LARGE = {"plain": [647, 1402, 9000], "transposed": [632, 2162, 9000], "packed": [672, 765, 4000]}
@@ -30,9 +30,9 @@ INTEL_LARGE = {"plain": [647, 1402, 9000], "transposed": [632, 2162, 9000], "pac
         (AMD_LARGE, "packed", "packed"),
         (INTEL_SMALL, "transposed", "transposed"),
         (INTEL_LARGE, "packed", "packed"),
-        (SPLIT, "split+packed", "packed"),
-        (SPLIT_LARGE, "split+packed", "packed"),
-        ({**SPLIT, "packed": [69, 131, 490]}, "split", "split"),
+        (SPLIT, "split+packed", "split"),
+        (SPLIT_LARGE, "split1+packed", "packed"),
+        ({**SPLIT, "packed": [69, 131, 460]}, "split", "split"),
         ({"plain": [1, 1, 1]}, "plain", "plain"),
     ],
 )
@@ -164,6 +164,7 @@ def test_a_disturbed_measurement_goes_on_until_its_times_settle(cache, monkeypat
     micros = {"plain": 200, "transposed": 250, "packed": 550}
     now, steps = [0], []
     monkeypatch.setattr(layout_times, "ROWS", (6,))
+    monkeypatch.setattr(layout_times, "_TOGETHER", 1)
     monkeypatch.setattr(layout_times, "can_split", lambda outputs, dtype: False)
     monkeypatch.setattr(layout_times.time, "perf_counter", lambda: now[0] / 10**6)
 
@@ -203,21 +204,20 @@ def test_a_layout_can_be_set_for_reproduction(cache, measured, monkeypatch):
 
 
 @needs_packing
-def test_one_row_meets_several_small_weights_in_turn(monkeypatch):
+def test_rows_meet_several_small_weights_in_turn(monkeypatch):
     """So that none is in a cache, as in a model."""
     used = []
     monkeypatch.setattr(layout_times, "ROWS", (1, 6))
-    monkeypatch.setattr(layout_times, "_TOGETHER", 96 * 64 * 5)
+    monkeypatch.setattr(layout_times, "_TOGETHER", 96 * 64 * 12)
 
     def build(weight, bias, name):
         return lambda rows: used.append((name, weight.data_ptr(), len(rows)))
 
     monkeypatch.setattr(layout_times, "float_matrix", build)
     layout_times._measure((96, 64), FULL)
-    assert {name: len({at for which, at, rows in used if (which, rows) == (name, 1)}) for name, _, _ in used} == {
-        name: 5 for name, _, _ in used
-    }
-    assert len({at for _, at, rows in used if rows == 6}) == 1
+    for name in {name for name, _, _ in used}:
+        counts = [len({at for which, at, rows in used if (which, rows) == (name, count)}) for count in (1, 6)]
+        assert counts == [12, 8]
 
 
 @needs_packing

@@ -11,7 +11,7 @@ from vidspec.engine import layout_times, layouts
 from vidspec.engine import quantised as quantised_module
 from vidspec.engine.layout_times import LARGE
 from vidspec.engine.layouts import MatrixLinear, build_matrix, choose_packing, describe_layouts, lay_out_all
-from vidspec.engine.matrix import SplitMatrix, can_pack, can_split
+from vidspec.engine.matrix import FEW, SplitMatrix, can_pack, can_split
 from vidspec.engine.quantised import Int4Matrix, Int8Matrix, choose_kernel, quantise_weight, quantised_bytes
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
@@ -81,7 +81,8 @@ def test_a_second_copy_serves_passes_of_several_rows(fastest, bias, first):
     times = {name: [1.5, 2.0, 2.0] for name in ("plain", "split", "transposed")}
     fastest(**(times | {first: [1.0, 2.0, 2.0]}), packed=[2.0, 1.0, 1.0])
     made = build_matrix(some, packing="copies")
-    assert made.layout == f"{first}+packed" and made.nbytes == 96 * 64 * 4 and made.second
+    assert made.layout == {"split": "split1"}.get(first, first) + "+packed"
+    assert made.nbytes == 96 * 64 * 4 and made.second
     assert made.weight.is_contiguous() is (first != "transposed")
     assert all(torch.equal(layer.weight, weight) for layer, weight in zip(some, weights, strict=True))
     for rows in (1, 2, 3, 5, 30):
@@ -91,6 +92,18 @@ def test_a_second_copy_serves_passes_of_several_rows(fastest, bias, first):
         torch.testing.assert_close(made.add(residual, given), residual + expected, rtol=0, atol=5e-6)
         torch.testing.assert_close(made.add_(residual.clone(), given), residual + expected, rtol=0, atol=5e-6)
     assert build_matrix(layers(64, (32,), bias), packing="once").nbytes in (0, 32 * 64 * 4)
+
+
+@needs_packing
+@pytest.mark.parametrize(("few", "layout"), [(1.0, "split+packed"), (3.0, "split1+packed")])
+def test_a_packed_copy_serves_more_rows_than_the_split_weight(fastest, monkeypatch, few, layout):
+    fastest(plain=[3.0, 3.0, 2.0], split=[1.0, few, 2.0], packed=[2.0, 2.0, 1.0])
+    made = build_matrix(layers(64, (64, 32), True), packing="copies")
+    products, batch = [], torch.baddbmm
+    monkeypatch.setattr(torch, "baddbmm", lambda *rest: products.append(rest[2].shape[2]) or batch(*rest))
+    for rows in (1, 2, FEW, FEW + 1):
+        made(torch.randn(rows, 64))
+    assert made.layout == layout and products == ([1, 2, FEW] if few == 1 else [1])
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -31,7 +31,7 @@ from typing import Literal, TypeAlias, cast
 import torch
 
 from vidspec.engine.device import processor
-from vidspec.engine.matrix import FloatLayout, can_pack, can_split, float_matrix
+from vidspec.engine.matrix import FEW, FloatLayout, can_pack, can_split, float_matrix
 from vidspec.errors import DeviceError
 from vidspec.user_cache import cache_file, write_cached
 
@@ -54,7 +54,7 @@ Packing: TypeAlias = Literal["none", "once", "copies"]
 #: (out, in) of a weight, and True if another module uses it too.
 WeightShape: TypeAlias = tuple[tuple[int, int], bool]
 #: Rows whose products are timed: plain decoding, a short draft window, a block, a prompt.
-ROWS = (1, 6, 16, 64)
+ROWS = (1, FEW, 16, 64)
 #: Seconds of a product by layout, for each number of :data:`ROWS`.
 LayoutTimes: TypeAlias = Mapping[str, Sequence[float]]
 #: Environment variable that names one layout for all weights.
@@ -68,8 +68,9 @@ _SHARED: tuple[FloatLayout, ...] = ("plain", "split")
 #: Numbers of a weight that are measured, and the factor of the number of its outputs: outputs beyond change nothing but
 #: the measurement's time.
 _MEASURED, _OUTPUTS = 2**22, 64
-#: A single row is multiplied with several small weights, of together so many numbers, but not with more weights than
-#: this: with all layouts in turn that is more than most caches hold, as the weights of a model are.
+#: Rows are multiplied with several small weights in turn, of together so many numbers, but a single row not with more
+#: weights than this, and several rows with a quarter of them: with all layouts in turn that is more than most caches
+#: hold, as the weights of a model are.
 _TOGETHER, _COPIES = 2**21, 32
 #: A single layout may be this much slower than one with a second copy, at its worst number of rows.
 _MARGIN = 1.1
@@ -113,7 +114,8 @@ def choose_float_layout(
 def choose_fastest(times: LayoutTimes, *, copies: bool, shared: bool = False) -> FloatLayout:
     """Return the layout that is the least slower than the fastest for each number of rows, in the geometric mean.
 
-    Two copies, the packed one for two rows and more, are chosen only if one is more than a tenth slower somewhere.
+    Two copies, the packed one for two rows and more or for more than few, are chosen only if one is more than a tenth
+    slower somewhere.
 
     Args:
         times: of ``plain``, and others if they were measured.
@@ -131,8 +133,11 @@ def choose_fastest(times: LayoutTimes, *, copies: bool, shared: bool = False) ->
     if not copies or packed is None:
         return cast(FloatLayout, single)
     first = min((name for name in kept if name != "packed"), key=lambda name: times[name][0])
-    doubled = {f"{first}+packed": [times[first][0], *packed[1:]]} | ({"packed": packed} if shared else {})
-    double = min(doubled, key=lambda name: slowdown(doubled[name]))
+    doubled = {"packed": packed} if shared else {}
+    if first == "split":
+        doubled["split+packed"] = [*times[first][:2], *packed[2:]]
+    doubled["split1+packed" if first == "split" else f"{first}+packed"] = [times[first][0], *packed[1:]]
+    double = min(doubled, key=lambda name: math.prod(doubled[name]))
     return cast(FloatLayout, double if slowdown(times[single]) > _MARGIN * slowdown(doubled[double]) else single)
 
 
@@ -209,7 +214,7 @@ def _measure(shape: tuple[int, int], dtype: torch.dtype) -> LayoutTimes:
         begun = time.perf_counter()
         while _goes_on([*taken.values()], time.perf_counter() - begun):
             for name, copies in matrices.items():
-                used = copies if count == 1 else copies[:1]
+                used = copies if count == 1 else copies[: _COPIES // 4]
                 start = time.perf_counter()
                 for matrix in used:
                     matrix(rows)

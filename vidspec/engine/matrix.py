@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from vidspec.engine.huge_pages import copy_to_huge_pages, move_to_huge_pages
 
 __all__ = [
+    "FEW",
     "STEP",
     "X86",
     "FloatLayout",
@@ -37,15 +38,16 @@ __all__ = [
 STEP = 128
 #: Precision of quantised weights.
 Precision = Literal["int8", "int4"]
-#: Layout of a weight that is not quantised: (out, in); the same, with the outputs of a single row split; stored as (in,
-#: out); packed by oneDNN; or one of the others for a single row and a packed copy for more.
+#: Layout of a weight that is not quantised: (out, in); the same, with the outputs of up to :data:`FEW` rows split;
+#: stored as (in, out); packed by oneDNN; or one of the others for a single row and a packed copy for more, or split for
+#: few rows and a packed copy for more.
 FloatLayout: TypeAlias = Literal[
-    "plain", "split", "transposed", "packed", "plain+packed", "split+packed", "transposed+packed"
+    "plain", "split", "transposed", "packed", "plain+packed", "split1+packed", "split+packed", "transposed+packed"
 ]
 #: oneDNN takes longer for two or three rows than for this many; they are padded.
 _QUICK = 4
 #: Most rows of a product with a split weight.
-_FEW = 4
+FEW = 4
 #: Parts of a split weight: at least so many, or so many for each thread; and the fewest outputs of one.
 _PARTS, _PARTS_PER_THREAD, _PART = 8, 4, 32
 #: Names of x86-64 by ``platform.machine``.
@@ -148,7 +150,7 @@ class SplitMatrix(PlainMatrix):
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         count = rows.shape[0]
-        if not 0 < count <= _FEW:
+        if not 0 < count <= FEW:
             return super().__call__(rows)
         inputs = self._inputs(rows, count)
         if self._bias_parts is None:
@@ -162,35 +164,37 @@ class SplitMatrix(PlainMatrix):
         if count == 1 and self.bias is None:
             sums = residual.view(self._count, -1, 1)
             return torch.baddbmm(sums, self._parts, self._inputs(rows, 1)).view(1, -1)
-        return self(rows).add_(residual) if 0 < count <= _FEW else super().add(residual, rows)
+        return self(rows).add_(residual) if 0 < count <= FEW else super().add(residual, rows)
 
     def add_(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return self.add(residual, rows) if 0 < rows.shape[0] <= _FEW else super().add_(residual, rows)
+        return self.add(residual, rows) if 0 < rows.shape[0] <= FEW else super().add_(residual, rows)
 
 
 class MatrixWithPackedCopy(Matrix):
-    """Weight with a second copy, packed by oneDNN, for passes of two rows or more.
+    """Weight with a second copy, packed by oneDNN, for passes of more rows.
 
     Args:
-        first: the weight for passes of one row.
+        first: the weight for passes of few rows.
+        most: their most rows.
     """
 
     second = True
 
-    def __init__(self, first: PlainMatrix) -> None:
-        self.first, self.shape, self.layout = first, first.shape, f"{first.layout}+packed"
+    def __init__(self, first: PlainMatrix, most: int) -> None:
+        self.first, self.shape, self._most = first, first.shape, most
+        self.layout = f"{first.layout}{'1' if most == 1 and first.layout == 'split' else ''}+packed"
         self.weight, self.bias = first.weight, first.bias
         self._copy = PackedMatrix(first.weight, first.bias)
         self.nbytes = self._copy.nbytes
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._copy(rows) if rows.shape[0] > 1 else self.first(rows)
+        return self._copy(rows) if rows.shape[0] > self._most else self.first(rows)
 
     def add(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return self._copy.add(residual, rows) if rows.shape[0] > 1 else self.first.add(residual, rows)
+        return self._copy.add(residual, rows) if rows.shape[0] > self._most else self.first.add(residual, rows)
 
     def add_(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return self._copy.add_(residual, rows) if rows.shape[0] > 1 else self.first.add_(residual, rows)
+        return self._copy.add_(residual, rows) if rows.shape[0] > self._most else self.first.add_(residual, rows)
 
     def dense(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return self.first.dense(dtype, device)
@@ -262,7 +266,9 @@ def float_matrix(
     elif weight.device.type == "cpu" and not shared:
         weight = copy_to_huge_pages(weight)
     first = SplitMatrix(weight, bias) if layout.startswith("split") else PlainMatrix(weight, bias)
-    return MatrixWithPackedCopy(first) if layout.endswith("packed") else first
+    if not layout.endswith("packed"):
+        return first
+    return MatrixWithPackedCopy(first, FEW if layout == "split+packed" else 1)
 
 
 def join_weights(layers: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:

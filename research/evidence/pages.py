@@ -126,6 +126,7 @@ def figure(value: float | None, form: str = ".2f") -> str:
 
 def readme(results: Results, machines: Sequence[Results] = ()) -> str:
     """Return the README's table of one run; ratios that other ``machines`` have too are ranges over all of them."""
+    machines = same_code(machines)
     rows, others = _by_name(results), [_by_name(one) for one in machines]
     lines = []
     for name, what in README_ROWS.items():
@@ -160,6 +161,11 @@ def readme(results: Results, machines: Sequence[Results] = ()) -> str:
         "all in turns in one run; ratios are to `ar`."
         + (f" Ranges: the same on [{len(machines) + 1} machines]({ELSEWHERE})." if machines else "")
     )
+
+
+def same_code(machines: Sequence[Results]) -> list[Results]:
+    """Return the results of machines without those by earlier code, whose ``earlier`` says what has changed since."""
+    return [one for one in machines if not one.get("earlier")]
 
 
 def _by_name(results: Results) -> dict[str, Results]:
@@ -206,7 +212,11 @@ def elsewhere(machines: Sequence[Results]) -> str:
         lines.append((PEERS.get(name, f"`{name}`"), *cells))
     shares = (share(rows["ar"], one) for rows, one in zip(known, machines, strict=True))
     lines.append(("share of the bandwidth limit that `ar` reaches", *shares))
-    where = (f"{one['machine']}, {one['date']}, version {one['facts']['vidspec']}" for one in machines)
+    where = (
+        f"{one['machine']}, {one['date']}, version {one['facts']['vidspec']}"
+        + (f", {one['earlier']}" if one.get("earlier") else "")
+        for one in machines
+    )
     return table(("method", *where), lines)
 
 
@@ -365,7 +375,7 @@ def measured(data: Mapping[str, Results], known: Sequence[str], machines: Sequen
     qwen = [single["embedded-qwen"], *machines] if "embedded-qwen" in single else []
     folder = data.get("folder-embedded-qwen")
     tables = {
-        "What you gain": gains(qwen, folder) if qwen and folder else "",
+        "What you gain": gains(same_code(qwen), folder) if qwen and folder else "",
         "Profiles and peers": profiles(single) if single else "",
         "Folders": folders(many) if many else "",
         "The default profile": race({**single, **many}),

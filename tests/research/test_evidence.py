@@ -181,13 +181,18 @@ def test_another_machine_is_shown_beside_the_published_figures(data, tmp_path, m
     page = pages.measured(data, [], others)
     assert "| `vanilla-sd-auto` | 2.00x, 2.00x | -, 1.30x |" in page
     assert "| 2.00x | 1.30x to 2.00x | measured, 2 machines |" in page
+    others[0]["earlier"] = "before a change"
+    assert "Ranges:" not in pages.readme(published, others) and "1.30x" not in pages.readme(published, others)
+    page = pages.measured(data, [], others)
+    assert "| one core, later, version 2.0, before a change |" in page and "measured, 2 machines" not in page
     assert "## Other machines" not in pages.measured(data, [])
 
 
 def test_the_committed_gains_are_those_of_the_committed_figures():
     folder = pages.ROOT / "docs" / "research" / "measured"
     found = pages.read_results(folder)
-    single = [found["profiles-embedded-qwen"], *pages.read_results(folder / "machines").values()]
+    machines = [*pages.read_results(folder / "machines").values()]
+    single = pages.same_code([found["profiles-embedded-qwen"], *machines])
     page = (folder.parent / "measured.md").read_text(encoding="utf-8")
     assert gains(single, found["folder-embedded-qwen"]) in page, "python -m research.evidence --pages"
 

@@ -62,7 +62,9 @@ def _mapped(size: int) -> torch.Tensor:
 
 
 def copy_to_huge_pages(weight: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous copy of a weight on the CPU."""
+    """Return a weight on the CPU contiguous: a copy, or itself where the system has no huge pages."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return weight.contiguous()
     return empty_in_huge_pages(weight.shape, weight.dtype).copy_(weight)
 
 

@@ -111,7 +111,7 @@ def build_matrix(
         if kind == "int8" or kind == "int4":
             matrix: Matrix = quantise_weight(weight, bias, kind)
         else:
-            matrix = float_matrix(weight, bias, kind, shared=shared)
+            matrix = float_matrix(weight, bias, kind, shared=shared, joined=len(layers) > 1)
     if isinstance(matrix, PlainMatrix | MatrixWithPackedCopy):
         _view_weights(layers, matrix)
     elif not shared:

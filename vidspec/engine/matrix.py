@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vidspec.engine.huge_pages import copy_to_huge_pages, move_to_huge_pages
+from vidspec.engine.huge_pages import copy_to_huge_pages, empty_in_huge_pages, move_to_huge_pages
 
 __all__ = [
     "FEW",
@@ -256,14 +256,21 @@ def _part_count(outputs: int) -> int:
 
 
 def float_matrix(
-    weight: torch.Tensor, bias: torch.Tensor | None, layout: FloatLayout, *, shared: bool = False
+    weight: torch.Tensor, bias: torch.Tensor | None, layout: FloatLayout, *, shared: bool = False, joined: bool = False
 ) -> PlainMatrix | PackedMatrix | MatrixWithPackedCopy:
-    """Return a weight (out, in) as a matrix in a layout; ``shared``: another module uses the weight too."""
+    """Return a weight (out, in) as a matrix in a layout.
+
+    Args:
+        weight, bias: see :class:`PlainMatrix`.
+        layout: of the weight.
+        shared: True if another module uses the weight too.
+        joined: True for a weight of :func:`join_weights` of several layers, which is not copied again.
+    """
     if layout == "packed":
         return PackedMatrix(weight, bias, second=shared)
     if layout.startswith("transposed"):
         weight = copy_to_huge_pages(weight.t()).t()
-    elif weight.device.type == "cpu" and not shared:
+    elif weight.device.type == "cpu" and not (shared or joined):
         weight = copy_to_huge_pages(weight)
     first = SplitMatrix(weight, bias) if layout.startswith("split") else PlainMatrix(weight, bias)
     if not layout.endswith("packed"):
@@ -275,7 +282,12 @@ def join_weights(layers: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tenso
     """Return the concatenated weight (out, in) and bias (out,) of layers; a single layer's own tensors."""
     if len(layers) == 1:
         return layers[0].weight.data, None if layers[0].bias is None else layers[0].bias.data
-    weight = torch.cat([layer.weight.data for layer in layers])
+    parts = [layer.weight.data for layer in layers]
+    if parts[0].device.type == "cpu" and parts[0].dim() == 2:  # weights held elsewhere are empty
+        shape = (sum(len(part) for part in parts), parts[0].shape[1])
+        weight = torch.cat(parts, out=empty_in_huge_pages(shape, parts[0].dtype))
+    else:
+        weight = torch.cat(parts)
     return weight, None if layers[0].bias is None else torch.cat([layer.bias.data for layer in layers])
 
 

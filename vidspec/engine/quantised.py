@@ -19,6 +19,7 @@ import torch
 
 from vidspec.engine.block_kernels import CAPABILITY, runs_triton
 from vidspec.engine.few_rows import KernelMatrix, blocked_product, pack_levels, pack_words, round_scales
+from vidspec.engine.huge_pages import move_to_huge_pages
 from vidspec.engine.matrix import STEP, X86, Matrix, Precision, row_blocks
 
 __all__ = [
@@ -165,6 +166,7 @@ class Int8Matrix(Matrix):
             self._scales /= self._bound
         if self.kernel == "onednn":
             self._codes = torch.ops.onednn.qlinear_prepack(self._codes, None)
+            move_to_huge_pages(torch.ops.mkldnn.data_ptr(self._codes), codes.nbytes)
             self._zeros = torch.zeros(codes.shape[0], dtype=torch.long)
         elif self.kernel == "fbgemm":
             self._packed = _pack_int8(self._codes, self._scales)

@@ -20,7 +20,7 @@ from vidspec.events.events import Finished
 from vidspec.models.request import CaptionRequest
 
 #: A draft in a process of its own needs a while before its first proposal, longer on a busy machine.
-TOKENS, LONG = 16, 64
+TOKENS, LONG = 16, 128
 #: Rows of a prompt in a pass: several passes for every prompt.
 SMALL = 11
 pytestmark = pytest.mark.usefixtures("forked_drafts", "clips_read_once")
@@ -86,8 +86,8 @@ def captioner_of(pair, name):
 
 
 def until_drafted(profile, run):
-    """Return the value of ``run``; up to three times if the draft's process came too late for every text."""
-    for _ in range(3):
+    """Return the value of ``run``; up to five times if the draft's process came too late for every text."""
+    for _ in range(5):
         found = run()
         if not profile.concurrent or any(caption.counters["drafted"] for caption in found.values()):
             break

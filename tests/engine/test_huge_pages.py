@@ -2,6 +2,8 @@
 
 import gc
 import mmap
+import platform
+import re
 import weakref
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from vidspec.engine.slab import Slab
 
 PAGE = 2**21
 SYSTEM = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+LINUX = tuple(int(number) for number in re.findall(r"\d+", platform.release())[:2])
 needs_huge_pages = pytest.mark.skipif(
     not SYSTEM.is_file() or "[never]" in SYSTEM.read_text(), reason="this system has no huge pages"
 )
@@ -42,6 +45,7 @@ def test_weights_are_in_huge_pages(layout):
 
 
 @needs_huge_pages
+@pytest.mark.skipif(LINUX < (6, 1), reason="this system cannot move memory to huge pages (Linux 6.1)")
 @pytest.mark.skipif(not can_pack(torch.float32), reason="this build of torch has no oneDNN to pack with")
 def test_packed_weights_are_moved_there():
     weight = torch.randn(2048, 1024)

@@ -164,7 +164,7 @@ def readme(results: Results, machines: Sequence[Results] = ()) -> str:
 
 
 def same_code(machines: Sequence[Results]) -> list[Results]:
-    """Return the results of machines without those by earlier code, whose ``earlier`` says what has changed since."""
+    """Return the results by the present code; those by earlier code say in ``earlier`` what has changed since."""
     return [one for one in machines if not one.get("earlier")]
 
 

@@ -249,8 +249,6 @@ class FusedDecoder:
         return Slab(self.kv_heads, self.width, weight.dtype, [weight.device] * self.depth, self._budget)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        if ids.shape[0] == 1 and self.graphs is None and self.device.type == "cpu":
-            return self.embedding.narrow(0, int(ids), 1)  # no block writes to its input
         return F.embedding(ids, self.embedding)
 
     def rotation(self, positions: torch.Tensor) -> RotaryTables:
@@ -272,13 +270,10 @@ class FusedDecoder:
         self, index: int, states: torch.Tensor, rotation: RotaryTables, attention: AttendFunction
     ) -> torch.Tensor:
         """Rotate queries and keys in (R, (heads + 2 * kv_heads) * d), and return the attention (R, heads * d)."""
-        width, turned, count = self.width, self.heads + self.kv_heads, states.shape[0]
-        query = _heads(states, 0, self.heads, width)
+        width, turned = self.width, self.heads + self.kv_heads
+        query, entries = _heads(states, 0, self.heads, width), self._entries(states)
         norms = self.blocks[index].head_norms
         if self._kernels is None:
-            step, first = states.stride(0), states.storage_offset() + self.heads * width
-            sizes, strides = (count, 2, self.kv_heads, width), (step, self.kv_heads * width, width, 1)
-            entries = states.as_strided(sizes, strides, first)
             into = turning = _heads(states, 0, turned, width)
             if norms is not None:
                 turning = torch.cat([norms[0](query), norms[1](entries[:, 0])], dim=1)
@@ -288,9 +283,15 @@ class FusedDecoder:
         together = _heads(states, 0, turned + self.kv_heads, width)
         if not isinstance(attention, StepAttention):
             self._kernels.rotate(together, self.heads, rotation, weights, None)
-            return attention(index, query, together[:, self.heads :].unflatten(1, (2, self.kv_heads)))
+            return attention(index, query, entries)
         self._kernels.rotate(together, self.heads, rotation, weights, attention.stored(index))
         return attention.attend(index, query)
+
+    def _entries(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the keys and values (R, 2, kv_heads, d) in queries, keys and values, in one view."""
+        heads, width = self.kv_heads, self.width
+        first = states.storage_offset() + self.heads * width
+        return states.as_strided((states.shape[0], 2, heads, width), (states.stride(0), heads * width, width, 1), first)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.head(hidden)

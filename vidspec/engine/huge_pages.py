@@ -17,7 +17,7 @@ from functools import cache
 
 import torch
 
-__all__ = ["copy_to_huge_pages", "empty_in_huge_pages", "move_to_huge_pages"]
+__all__ = ["copy_to_huge_pages", "empty_in_huge_pages", "move_to_huge_pages", "share_new_memory"]
 
 #: Bytes of a huge page, and of the memory that small tensors share.
 _PAGE, _SHARED = 2**21, 2**25
@@ -37,7 +37,7 @@ _arena = _Arena()
 
 
 def empty_in_huge_pages(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor on the CPU whose numbers are undefined, in huge pages where the system has them."""
+    """Return an uninitialised tensor on the CPU, in huge pages where the system has them."""
     size = math.prod(shape) * dtype.itemsize
     if not size or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(tuple(shape), dtype=dtype)
@@ -47,6 +47,11 @@ def empty_in_huge_pages(shape: Sequence[int], dtype: torch.dtype) -> torch.Tenso
         _arena.free = _mapped(_SHARED)
     taken, _arena.free = _arena.free[:size], _arena.free[-(-size // _ALIGNED) * _ALIGNED :]
     return taken.view(dtype).view(tuple(shape))
+
+
+def share_new_memory() -> None:
+    """Let small tensors that follow share other memory than those before, which is released with these."""
+    _arena.free = _Arena.free
 
 
 def _mapped(size: int) -> torch.Tensor:
@@ -62,14 +67,14 @@ def _mapped(size: int) -> torch.Tensor:
 
 
 def copy_to_huge_pages(weight: torch.Tensor) -> torch.Tensor:
-    """Return a weight on the CPU contiguous: a copy, or itself where the system has no huge pages."""
+    """Return a contiguous copy of a weight on the CPU; the weight, contiguous, where the system has no huge pages."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return weight.contiguous()
     return empty_in_huge_pages(weight.shape, weight.dtype).copy_(weight)
 
 
 def move_to_huge_pages(address: int, size: int) -> None:
-    """Move memory of this process that is in use, where the system can; a small one stays as it is."""
+    """Move memory in use to huge pages where the system can; less than one page stays where it is."""
     if size < _PAGE or (advise := _madvise()) is None:
         return
     first, end = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, (address + size) // mmap.PAGESIZE * mmap.PAGESIZE

@@ -31,6 +31,7 @@ from typing import Literal, TypeAlias, cast
 import torch
 
 from vidspec.engine.device import processor
+from vidspec.engine.huge_pages import share_new_memory
 from vidspec.engine.matrix import FEW, FloatLayout, can_pack, can_split, float_matrix
 from vidspec.errors import DeviceError
 from vidspec.user_cache import cache_file, write_cached
@@ -158,7 +159,9 @@ def layout_times(shape: tuple[int, int], dtype: torch.dtype) -> LayoutTimes:
     with _lock:
         known = known_times()
         if key not in known:
+            share_new_memory()  # so that none of the measurement stays with a model's weights
             times = _measure(measured, dtype)
+            share_new_memory()
             known.update({key: times, **_read()})  # another process may have measured it meanwhile: its times hold
             write_cached(_file(), json.dumps(known, indent=1).encode())
         return known[key]

@@ -171,7 +171,7 @@ class SplitMatrix(PlainMatrix):
 
 
 class MatrixWithPackedCopy(Matrix):
-    """Weight with a second copy, packed by oneDNN, for passes of more rows.
+    """Weight for passes of few rows, with a second copy, packed by oneDNN, for passes of many.
 
     Args:
         first: the weight for passes of few rows.
@@ -241,12 +241,12 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 def can_split(outputs: int, dtype: torch.dtype) -> bool:
-    """Return True if a weight of so many outputs has a split layout: in float32, by a batch of products of MKL."""
+    """Return True if a weight with this many outputs can be split: in float32, with MKL."""
     return dtype is torch.float32 and torch.backends.mkl.is_available() and _part_count(outputs) > 1
 
 
 def _part_count(outputs: int) -> int:
-    """Return the parts of the outputs of a split weight: a power of two."""
+    """Return the number of parts of a split weight, a power of two."""
     count = _PARTS
     while count < _PARTS_PER_THREAD * torch.get_num_threads():
         count *= 2

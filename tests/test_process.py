@@ -189,6 +189,27 @@ def test_threads_and_environment_are_the_childs():
     child.end()
 
 
+def test_a_fork_finalizes_none_of_its_parents_garbage(begin):
+    """A finalizer may wait for a thread that the copy does not have; one of fsspec's file systems does."""
+
+    class Waits:
+        def __init__(self):
+            self.itself = self  # so that only the collector finds it
+
+        def __del__(self):
+            if os.getpid() != parent:
+                threading.Event().wait()
+
+    parent = os.getpid()
+    gc.disable()
+    try:
+        Waits()
+        child = begin(act, "channel.send(gc.collect())")
+    finally:
+        gc.enable()
+    assert child.receive(time.monotonic() + 10) is not None
+
+
 def test_cuda_forbids_a_fork(monkeypatch):
     """Its state is useless in the copy."""
     assert process.can_fork()

@@ -9,6 +9,7 @@ children; a child also ends itself as soon as the parent's end of the channel is
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import select
@@ -208,7 +209,8 @@ def can_fork() -> bool:
 def fork(function: Callable[[Channel, *Args], None], *args: *Args, threads: int | None = None) -> Child:
     """Run a function in a copy of this process, which shares its objects without copying them.
 
-    The copy closes all inherited files, some of them locked, so that they do not stay open after this process ends.
+    The copy closes all inherited files, some of them locked, so that they do not stay open after this process ends. It
+    collects no garbage of this process.
 
     Args:
         function: called with the child's channel and ``args``.
@@ -228,6 +230,7 @@ def fork(function: Callable[[Channel, *Args], None], *args: *Args, threads: int 
         return Child(_ForkedProcess(pid), Channel(mine))
     code = 1
     try:
+        gc.freeze()  # what the parent has thrown away is its to finalize, with threads that are not here
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)

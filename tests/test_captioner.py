@@ -219,7 +219,7 @@ def test_a_prompt_without_a_video_is_answered_by_the_target_alone(captioner, rec
     )
     assert found["clip"].token_ids == record.token_ids
     for key, prompt in asked.items():
-        ids = model.text_only_ids(prompt)
+        ids = model.template.ids_without_video(prompt)
         assert model.visual_id not in ids and found[key].lossless
         padding = list(range(model.vocabulary, model.known_ids))  # random here, never emitted
         stock = model.model.generate(

@@ -304,17 +304,15 @@ def test_the_last_question_again(pair_of):
 def test_a_template_that_rewrites_what_was_said(pair_of):
     target, draft = pair_of("llava_onevision")
     fast = captioner((target, draft))
-    before = target.template
+    before = target.template.source
     rewrites = "{{ messages | length }}" + before  # the very first token changes with each turn
     try:
-        target.template = draft.template = rewrites
-        target._rendered = draft._rendered = [], ""
+        target.template.source = draft.template.source = rewrites
         answers = talked(fast)
         assert [one.token_ids for one in answers] == told_anew(fast, answers)
         assert [one.question["reused"] for one in answers] == [0, 0, 0]
     finally:
-        target.template = draft.template = before
-        target._rendered = draft._rendered = [], ""
+        target.template.source = draft.template.source = before
 
 
 @pytest.mark.full

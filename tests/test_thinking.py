@@ -79,7 +79,7 @@ def captioner(model, name="ar", **generate):
 @pytest.mark.parametrize("name", full_but(["suffix"], ["ar", "self-sd", "suffix"]))
 @pytest.mark.parametrize("opened", [True, False])
 def test_the_caption_is_what_follows_the_tag(thinkers, name, opened):
-    assert thinkers[opened].thinks == opened
+    assert thinkers[opened].template.thinks == opened
     maker, panel, shown = captioner(thinkers[opened], name), PanelState(), []
     for event in maker.stream(CLIP):
         panel.apply(event)

@@ -170,7 +170,7 @@ class ExternalPeer:
         if path not in self._prompts:
             adapter: Any = self.target
             generate = self.profile.generate
-            text = adapter.template_text(generate.prompt, generate.system)
+            text = adapter.template.rendered(generate.prompt, generate.system)
             whole = adapter.prefix(adapter.encode(adapter.preprocess(clip)), generate.prompt, generate.system)
             self._prompts[path] = {
                 "text": text,

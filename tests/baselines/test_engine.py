@@ -201,7 +201,7 @@ def test_recycled_tokens_reach_the_next_block():
 
 def test_prompts_without_a_video():
     model, _ = case("qwen2_5_vl")
-    prefix = model.text_prefix(model.text_ids("\n", "Describe."))
+    prefix = model.text_prefix(model.template.ids_with_text("\n", "Describe."))
     plain = decode(Engine(model), prefix)[0]
     for method in (
         FastVPruner(retention=0.4),

@@ -178,7 +178,7 @@ def real():
     pixels = Pixels(values, (5, 4, 4), tuple(map(float, range(5))))
     prefixes = [
         model.prefix(model.encode(pixels), "What moves?"),
-        model.text_prefix(model.text_ids("\n", "What moves?")),
+        model.text_prefix(model.template.ids_with_text("\n", "What moves?")),
         model.prefix(model.encode(pixels, pooled=True), "What moves?"),
     ]
     return Engine(model), prefixes

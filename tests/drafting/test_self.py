@@ -83,7 +83,7 @@ def test_it_takes_no_second_prefill_and_no_second_cache(pair):
 @pytest.mark.full
 def test_drawn_texts_have_the_targets_distribution(pair):
     model, sampling, limits = pair.target, Sampling(2.0, 0.5), StoppingRules(3, frozenset(), False)
-    engine, prefix = Engine(model), model.text_prefix(model.text_ids("\n", "What moves?"))
+    engine, prefix = Engine(model), model.text_prefix(model.template.ids_with_text("\n", "What moves?"))
     read = engine.prefill(prefix, 40)
 
     @cache

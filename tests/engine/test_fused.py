@@ -195,7 +195,7 @@ def test_half_precision_agrees_with_float32(family):
     half.prepare("fused", packed=False)
     rows = []
     for model in (exact, half):
-        prefix = model.text_prefix(model.text_ids("\n", "Describe the video."))
+        prefix = model.text_prefix(model.template.ids_with_text("\n", "Describe the video."))
         engine = Engine(model)
         rows.append(forward(engine, engine.prefill(prefix, 9), IDS[:9]).logits.float())
     assert half.decoder.slab.dtype == torch.bfloat16

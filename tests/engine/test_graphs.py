@@ -62,7 +62,7 @@ def each_engine(request, monkeypatch):
 def prompts(engine):
     model = engine.model
     texts = ["\n", "image: a red circle moves", "image: a blue square"]
-    return [model.text_prefix(model.text_ids(text, "Describe the video.")) for text in texts]
+    return [model.text_prefix(model.template.ids_with_text(text, "Describe the video.")) for text in texts]
 
 
 def static(engine, batch):

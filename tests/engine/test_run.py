@@ -20,10 +20,10 @@ ROOM = 24
 
 def prompts(model, whole):
     return [
-        model.text_prefix(model.text_ids("\n", "Describe the video.")),
+        model.text_prefix(model.template.ids_with_text("\n", "Describe the video.")),
         whole,
         whole.keep(torch.tensor([0, 3, 4, 11])),
-        model.text_prefix(model.text_ids("image: a red circle moves", "Describe the video.")),
+        model.text_prefix(model.template.ids_with_text("image: a red circle moves", "Describe the video.")),
     ]
 
 

@@ -269,9 +269,9 @@ def test_templates_that_wait(monkeypatch):
 def test_what_is_rendered_is_what_the_template_says_and_once_for_each_prompt(checkpoints, monkeypatch):
     model = load_model(str(checkpoints["tied"]), CPU)
     asked = []
-    render = model.renderer
+    render = model.template.renderer
     monkeypatch.setattr(
-        model, "renderer", lambda name, *args, **more: asked.append(name) or render(name, *args, **more)
+        model.template, "renderer", lambda name, *args, **more: asked.append(name) or render(name, *args, **more)
     )
 
     def message(text):
@@ -279,7 +279,7 @@ def test_what_is_rendered_is_what_the_template_says_and_once_for_each_prompt(che
 
     for text in ("Warum?", "Warum?", "\u4e2d\u6587 \ud83d"):
         stock = model.tokenizer.apply_chat_template(
-            message(text), chat_template=model.template, tokenize=False, add_generation_prompt=True
+            message(text), chat_template=model.template.source, tokenize=False, add_generation_prompt=True
         )
-        assert model.render(message(text)) == stock
+        assert model.template.render(message(text)) == stock
     assert len(asked) == 2

@@ -35,7 +35,7 @@ def test_tokens_are_foreseen(family, monkeypatch):
         assert model.visual_tokens(frames, height, width) == len(seen)
         assert (pixels.grid[0], encoded[-1]) == model.frame_rule.tower_rows(frames, height, width)
         prefix = model.prefix(seen, "What is seen?", "Be short." if family != "llava" else None)
-        text = model.text_tokens("What is seen?", "Be short." if family != "llava" else None)
+        text = model.template.text_token_count("What is seen?", "Be short." if family != "llava" else None)
         between = prefix.length - len(seen) - text
         assert 0 <= between <= 40 * frames and (family == "qwen3_vl" or frames > 1 or between <= 3)
 

@@ -78,7 +78,7 @@ def test_admission_counts_states(pair, monkeypatch):
     plain, drafted = captioner(pair, "ar"), captioner(pair, "vanilla-sd")
     request = CaptionRequest("", video.Clip.of(np.zeros((8, 40, 60, 3), np.uint8), range(8)))
     decoder, draft = pair[0].decoder, pair[1].decoder
-    tokens = pair[0].visual_tokens(8, 40, 60) + pair[0].text_tokens(plain.client.profile.generate.prompt)
+    tokens = pair[0].visual_tokens(8, 40, 60) + pair[0].template.text_token_count(plain.client.profile.generate.prompt)
     (claim,) = memory_claims(plain.client.setup, request)
     assert claim.entries == tokens + plain.client.setup.room and claim.tower > claim.prompt > 0
     both = memory_claims(drafted.client.setup, request)

@@ -152,13 +152,14 @@ def test_a_draft_that_thinks_first_captions_without_reasoning(draft):
 
     def ending(text):
         model = copy.copy(draft.model)
-        model.template, model._rendered = draft.model.template + f"{{{{ {text!r} }}}}", ([], "")
-        vars(model).pop("thinks", None)
+        model.template = copy.copy(draft.model.template)
+        model.template.source += f"{{{{ {text!r} }}}}"
+        vars(model.template).pop("thinks", None)
         return model
 
     whole, thinker = clip(), ending("<think>\n")
     said, closed = DraftCaptioner(thinker)(whole), DraftCaptioner(ending("<think>\n\n</think>\n\n"))(whole)
-    assert thinker.thinks and said == closed != ""
+    assert thinker.template.thinks and said == closed != ""
     assert said != DraftCaptioner(draft.model)(whole)
 
 

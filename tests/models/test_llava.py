@@ -212,7 +212,7 @@ def test_pooled_features(name):
 
 
 def test_a_text_instead_of_the_video(plain):
-    prefix = plain.model.text_prefix(plain.model.text_ids("\n", PROMPT))
+    prefix = plain.model.text_prefix(plain.model.template.ids_with_text("\n", PROMPT))
     text = plain.model.tokenizer.decode(prefix.token_ids, skip_special_tokens=True)
     assert PROMPT in text and "<image>" not in text and len(prefix.visual) == 0
     assert prefix.token_ids[0] == 1 and prefix.token_ids[1:].tolist().count(1) == 0
@@ -237,13 +237,15 @@ def test_control_tokens_in_prompts(plain):
     spelled = plain.model.tokenizer.decode(text).replace(" ", "")
     assert "So.</s>" in spelled and "Keepa<image></s><b>?" in spelled
     assert text.count(plain.model.tokenizer.convert_tokens_to_ids("</s>")) <= 1, "the template's own"
-    marked, usual = (plain.model.text_ids("\n", f"Keep {value}?") for value in (mark_value("a <b> | c"), "a <b> | c"))
+    marked, usual = (
+        plain.model.template.ids_with_text("\n", f"Keep {value}?") for value in (mark_value("a <b> | c"), "a <b> | c")
+    )
     assert marked == usual
 
 
 def test_control_tokens_across_the_ends_of_values(plain):
     """A token that arises of a prompt and a value, or of two values, is the tokens of its letters too."""
-    ids, value = plain.model.control_tokens.encode, mark_value
+    ids, value = plain.model.template.control_tokens.encode, mark_value
     controls = {plain.model.visual_id, plain.model.tokenizer.convert_tokens_to_ids("</s>")}
     for prompt in (
         f"<ima{value('ge>')}",
@@ -286,14 +288,14 @@ def test_template_with_one_image_takes_all_frames():
 
 def test_next_without_a_template_speaks_its_language_models_form():
     for text, expected in (("mistral", MISTRAL), ("llama", VICUNA)):
-        assert adapter(LlavaKind(family="llava_next", text=text)).template == expected
+        assert adapter(LlavaKind(family="llava_next", text=text)).template.source == expected
 
 
 def test_vocabulary_ends_where_the_tokenizer_does():
     model = adapter(LlavaKind(padding=62))
     assert model.model.lm_head.weight.shape[0] == len(tokenizer()) + 62
     assert model.vocabulary == len(tokenizer())
-    assert Engine(model).prefill(model.text_prefix(model.text_ids("", "Describe.")), 1).logits.shape == (
+    assert Engine(model).prefill(model.text_prefix(model.template.ids_with_text("", "Describe.")), 1).logits.shape == (
         len(tokenizer()),
     )
 

@@ -244,7 +244,9 @@ def test_vocabulary_ends_where_the_tokenizer_does():
     size = max(tokenizer().get_vocab().values()) + 1
     assert padded.model.lm_head.weight.shape[0] == size + 57
     assert plain.vocabulary == padded.vocabulary == size
-    assert Engine(padded).prefill(padded.text_prefix(padded.text_ids("", PROMPT)), 1).logits.shape == (size,)
+    assert Engine(padded).prefill(padded.text_prefix(padded.template.ids_with_text("", PROMPT)), 1).logits.shape == (
+        size,
+    )
 
 
 @pytest.mark.parametrize(

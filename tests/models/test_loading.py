@@ -365,11 +365,11 @@ def test_no_processor(copy):
 def test_templates(copy):
     (copy / "chat_template.json").write_text(json.dumps({"chat_template": "old <video>"}))
     (copy / "chat_template.jinja").write_text("new <video>")
-    assert load_model(str(copy), CPU).template == "new <video>"
+    assert load_model(str(copy), CPU).template.source == "new <video>"
     (copy / "chat_template.jinja").unlink()
-    assert load_model(str(copy), CPU).template == "old <video>"
+    assert load_model(str(copy), CPU).template.source == "old <video>"
     (copy / "chat_template.jinja").write_text("new <video>", "utf-8-sig")
-    assert load_model(str(copy), CPU).template == "new <video>", "without a byte order mark"
+    assert load_model(str(copy), CPU).template.source == "new <video>", "without a byte order mark"
 
 
 def with_tokenizer_template(copy, template):
@@ -387,7 +387,7 @@ def test_a_template_in_the_tokenizers_config_only(copy, several):
     named = [{"name": "tools", "template": "none"}, {"name": "default", "template": template}]
     with_tokenizer_template(copy, named if several else template)
     model = load_model(str(copy), CPU)
-    assert (model.template_text("P"), model.template_origin) == ("<video>PCAPTION:", "tokenizer_config.json")
+    assert (model.template.rendered("P"), model.template.origin) == ("<video>PCAPTION:", "tokenizer_config.json")
 
 
 @pytest.mark.sample(quick=1)
@@ -395,7 +395,7 @@ def test_a_template_in_the_tokenizers_config_only(copy, several):
 def test_a_template_for_text_only_is_not_used(copy, template):
     with_tokenizer_template(copy, template)
     model = load_model(str(copy), CPU)
-    assert model.template == model.default_template() and model.template_origin is None
+    assert model.template.source == model.default_template() and model.template.origin is None
 
 
 @pytest.mark.full

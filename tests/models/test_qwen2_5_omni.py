@@ -75,7 +75,7 @@ def test_prompt_and_spectrum_are_the_processors(heard, every):
     contents = [{"type": "video"}, {"type": "text", "text": PROMPT}]
     text = model.tokenizer.apply_chat_template(
         [{"role": "user", "content": contents}],
-        chat_template=model.template,
+        chat_template=model.template.source,
         add_generation_prompt=True,
         tokenize=False,
     )

@@ -276,7 +276,7 @@ def test_tokens_are_where_their_pixels_are(case):
 
 
 def test_text_instead_of_the_video(case):
-    prefix = case.model.text_prefix(case.model.text_ids("\n", PROMPT))
+    prefix = case.model.text_prefix(case.model.template.ids_with_text("\n", PROMPT))
     text = case.model.tokenizer.decode(prefix.token_ids)
     assert f"user\n\n{PROMPT}" in text and "vision" not in text
     assert len(prefix.visual) == 0 and prefix.next_position == prefix.length

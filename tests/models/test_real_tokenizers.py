@@ -110,7 +110,7 @@ def test_a_prompt_is_what_the_tokenizer_makes_of_the_whole(loaded, prompt, syste
     assert (prefix.token_ids == MARKS["video_pad"]).nonzero()[:, 0].tolist() == prefix.visual.index.tolist()
     torch.testing.assert_close(prefix.embeds[0, prefix.visual.index], seen.features)
     text = words.encode(expected(model.family, prompt, seen, system).replace("<|video_pad|>", ""))
-    assert prefix.length == len(text) + len(seen) and model.text_tokens(prompt, system) <= len(text)
+    assert prefix.length == len(text) + len(seen) and model.template.text_token_count(prompt, system) <= len(text)
 
 
 def test_texts_are_read_back_token_by_token(loaded):

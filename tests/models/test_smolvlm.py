@@ -49,7 +49,7 @@ def test_pixels_are_the_processors(name):
     model = object.__new__(SmolVLM)
     vision = SimpleNamespace(image_size=24, patch_size=4)
     model.model = SimpleNamespace(config=SimpleNamespace(vision_config=vision, scale_factor=2))
-    model.tokenizer = None
+    model.tokenizer, model.template = None, SimpleNamespace()
     model.set_up(config)
     frames = record_preprocess_smolvlm.frames(name)
     shown = SimpleNamespace(frames=frames, timestamps=np.arange(len(frames)), facts=SimpleNamespace(duration_s=1.0))

@@ -89,9 +89,9 @@ def read(monkeypatch):
 def test_it_reads_the_targets_prompt_with_a_newline_for_the_video(folders, tmp_path, read, kind, system):
     """Whatever templates the two have."""
     target = loading.load_model(folders["target"], WHERE)
-    target.template = ODD
+    target.template.source = ODD
     draft = loading.load_model(save(tmp_path, kind), WHERE, text=True)
-    draft.template = "{{ messages }}"
+    draft.template.source = "{{ messages }}"
     captioner = Captioner(load("onsd", FEW, env={}), target, draft)
     captioner.caption(shipped()[0], prompt="What moves?", system=system)
     shown = target.prefix(
@@ -110,9 +110,9 @@ def test_a_draft_in_another_process_reads_the_targets_prompt_too(folders, monkey
     names = {"models.pair": None, "models.target": folders["target"], "models.draft": folders["draft"]}
     beside = {**FEW, **names, "schedule.kind": "parallel", "models.device": "cpu", "models.threads": 1}
     with Captioner.from_profile("onsd", overrides=beside) as captioner:
-        captioner.client.setup.target.model.template = ODD
+        captioner.client.setup.target.model.template.source = ODD
         captioner.caption(shipped()[0], prompt="What moves?")
-        expected = captioner.client.setup.target.model.text_ids("\n", "What moves?")
+        expected = captioner.client.setup.target.model.template.ids_with_text("\n", "What moves?")
     (order,) = [one for one in sent if isinstance(one, OpenClip)]
     assert order.texts == {"\n": expected}
     clip = DraftClip(order, Engine(loading.load_model(folders["draft"], WHERE, text=True)), lambda result: None)
@@ -123,7 +123,7 @@ def test_a_draft_in_another_process_reads_the_targets_prompt_too(folders, monkey
 @pytest.mark.parametrize("kind", ["Qwen2", "Qwen3", "Llama"])
 def test_it_reads_and_goes_on_as_the_stock_model_does(target, tmp_path, kind):
     model = loading.load_model(save(tmp_path, kind), WHERE, text=True)
-    prefix = model.text_prefix(target.text_ids("\n", "What moves?", "Be brief."))
+    prefix = model.text_prefix(target.template.ids_with_text("\n", "What moves?", "Be brief."))
     text = model.tokenizer.decode(prefix.token_ids)
     assert "\n" in text and "What moves?" in text and "Be brief." in text and not len(prefix.visual)
     assert "video_pad" not in text and "<image>" not in text

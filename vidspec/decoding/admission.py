@@ -58,7 +58,7 @@ def memory_claims(setup: DecodingSetup, request: CaptionRequest) -> list[MemoryC
     text = request.prompt or profile.generate.prompt, request.system or profile.generate.system, request.earlier
     visual = 0 if request.text_only else model.visual_tokens(*size)
     visual += 0 if sound is None else model.audio_tokens(len(sound))
-    tokens = visual + model.text_tokens(*text)
+    tokens = visual + model.template.text_token_count(*text)
     own = model.clip_memory(size, visual, tokens, setup.room)
     claims = [MemoryClaim(model, own.entries, own.prompt, own.tower)]
     if setup.draft is not None and profile.shows_the_video:

@@ -183,8 +183,8 @@ def explain(setup: DecodingSetup) -> list[Choice]:
         choices.append(Choice("models.dtype", str(target.dtype).removeprefix("torch."), why))
     if wanted.decoder == "auto":
         choices.append(Choice("models.decoder", target.decoder.name, target.decoder.why))
-    why = "the checkpoint's" if target.template_origin else "the checkpoint has none that can place a video"
-    choices.append(Choice("chat template", target.template_origin or f"that of {target.family}", why))
+    why = "the checkpoint's" if target.template.origin else "the checkpoint has none that can place a video"
+    choices.append(Choice("chat template", target.template.origin or f"that of {target.family}", why))
     if setup.slot is not None and setup.slot.draft_threads is not None and profile.workers.draft_threads is None:
         choices.append(Choice("workers.draft_threads", str(setup.slot.draft_threads), "a quarter of all, at least one"))
     if setup.drafter is not None and profile.draft.gamma == "auto":

@@ -82,9 +82,9 @@ def load_models(profile: Profile, undo: ExitStack) -> CaptionerModels:
         draft = loading.load_model(draft_name, draft_where, text=True)
     target = loading.load_model(target_name, where)
     if wanted.pair is not None:
-        target.name = "embedded/target"
+        target.rename("embedded/target")
         if draft is not None:
-            draft.name = "embedded/draft"
+            draft.rename("embedded/draft")
     head: Head | None = None
     if profile.names_a_head:
         head = load_head(profile.draft.kind, draft_name, target, draft_where)
@@ -160,13 +160,14 @@ def models_record(setup: DecodingSetup) -> ModelsRecord:
     """Return the record's entry on the models: both names, and family, dtype, device and decoder of the target."""
     model, wanted = setup.target.model, setup.profile.models
     decoder = model.decoder
+    template = model.template.origin or "built in"
     why = decoder.why if decoder.name != "fused" else decoder.eager if model.device.type == "cuda" else None
     return {
         "target": model.name,
         **({} if wanted.adapter is None else {"adapter": wanted.adapter}),
         "draft": _draft_name(setup),
         "family": model.family,
-        **({"template": origin} if (origin := model.template_origin or "built in") not in TEMPLATE_FILES else {}),
+        **({"template": template} if template not in TEMPLATE_FILES else {}),
         "dtype": str(model.dtype).removeprefix("torch."),
         "weights": wanted.weights or (model.codes and f"{model.codes}, as stored"),
         "device": str(model.device),

@@ -116,5 +116,5 @@ class ClipInputs:
         require_text(path, prompt)
         setup = self._setups.of(CaptionRequest(path, generate=generate or {}))
         model, section = setup.target.model, setup.profile.generate
-        text = model.text_tokens(prompt or section.prompt, section.system)
+        text = model.template.text_token_count(prompt or section.prompt, section.system)
         check_prompt(setup, path, model.visual_tokens(frames, height, width) + text)

@@ -103,7 +103,7 @@ class Sequence(LoopClient):
 
         self.setup = setup
         model = setup.target.model
-        self.text = Detokenizer(model.tokenizer, setup.profile.generate.stop, thinks=model.thinks)
+        self.text = Detokenizer(model.tokenizer, setup.profile.generate.stop, thinks=model.template.thinks)
         self.drafter, self.window, self.prefilled, self.released = None, None, None, None
         self.rounds, self.token_ids, self.draft_forwards, self.text_start = [], [], 0, 0.0
 

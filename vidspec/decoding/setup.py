@@ -194,7 +194,9 @@ class DecodingSetup:
     def limits(self) -> StoppingRules:
         """Stopping rules of the text."""
         generate, model = self.profile.generate, self.target.model
-        stopped = StopStrings(model.tokenizer, generate.stop, thinks=model.thinks).has_stop if generate.stop else None
+        stopped = None
+        if generate.stop:
+            stopped = StopStrings(model.tokenizer, generate.stop, thinks=model.template.thinks).has_stop
         return StoppingRules(generate.max_new_tokens, model.eos, generate.stop_loops, stopped)
 
     @property

@@ -31,7 +31,7 @@ def make_history(generate: GenerateSection, model: VideoLanguageModel, prompt: t
         from vidspec.engine.grammar import GrammarHistory
 
         tokenizer = wrap_tokenizer(model.tokenizer, model.eos)
-        begins = reasoning_end(model.tokenizer) if model.thinks else None
+        begins = reasoning_end(model.tokenizer) if model.template.thinks else None
         histories.append(GrammarHistory(tokenizer, json_grammar(generate.grammar_schema), begins))
     if generate.penalties:
         histories.append(PenaltyHistory(Penalties(**generate.penalties), prompt.tolist()))  # type: ignore[arg-type]

@@ -108,7 +108,7 @@ class DraftCaptioner(ImageCaptioner):
 
     def steps(self, clip: Clip) -> Steps[str]:
         model = self.engine.model
-        begun = f"\n{CLOSING_TAG}\n\n" if model.thinks else ""
+        begun = f"\n{CLOSING_TAG}\n\n" if model.template.thinks else ""
         prefix = model.prefix(model.encode(model.preprocess(middle_frame(clip))), VIDEO_PROMPT, begun=begun)
         read = yield PrefillPrompt(self.engine, prefix, LONGEST, lane="draft")
         tokens, decode = list[int](), token_decoder(model.tokenizer)

@@ -127,13 +127,13 @@ def _build_adapter(
     """
     if template is not None:
         adapter = kind(name, model, tokenizer, processor, template.text)
-        adapter.template_origin = template.origin
+        adapter.template.origin = template.origin
         return adapter
     if processor and (template := tokenizer_template(tokenizer)) is not None:
         with suppress(ModelError):
             adapter = kind(name, model, tokenizer, processor, template.text)
-            adapter.template_text("?")
-            adapter.template_origin = template.origin
+            adapter.template.rendered("?")
+            adapter.template.origin = template.origin
             return adapter
     return kind(name, model, tokenizer, processor)
 

@@ -58,7 +58,7 @@ def encode_prompt(
         pooled: average the tower's features 2 x 2 before the projector.
     """
     if request.text_only:
-        return model.text_prefix(model.text_only_ids(request.prompt or "", request.system))
+        return model.text_prefix(model.template.ids_without_video(request.prompt or "", request.system))
     cache = request.cache
     precomputed = request.ahead.get(model)
     if cache is not None and (model, pooled) in cache.seen:

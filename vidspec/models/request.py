@@ -158,7 +158,7 @@ class CaptionRequest:
 
     def text_ids(self, model: VideoLanguageModel, instead: str) -> list[int]:
         """Return the token ids of a model's prompt with a text in the place of the video."""
-        return model.text_ids(instead, self.prompt or "", self.system, self.earlier)
+        return model.template.ids_with_text(instead, self.prompt or "", self.system, self.earlier)
 
     @property
     def text_only(self) -> bool:

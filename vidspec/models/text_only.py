@@ -35,6 +35,7 @@ class TextModel(VideoLanguageModel):
 
     def _init_parts(self) -> None:
         self.language: StockModel = self.language_of(self.model)
+        self.placeholder = ""
 
     def preprocess(self, clip: Clip) -> Pixels:
         self._raise_no_vision()

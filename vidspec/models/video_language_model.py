@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Generator, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeVar
 
 import torch
 
@@ -19,8 +18,6 @@ from vidspec.engine.layouts import WeightFormat, lay_out_all, matrix_linears
 from vidspec.engine.matrix import Matrix
 from vidspec.engine.quantised import Precision
 from vidspec.engine.stock import StockDecoder
-from vidspec.errors import GenerationError, ModelError
-from vidspec.escaping import VALUE, mark_value
 from vidspec.models.base import (
     EmbeddedPrompt,
     Pixels,
@@ -30,14 +27,12 @@ from vidspec.models.base import (
     VisionOutput,
     VisualTokens,
 )
-from vidspec.models.chat_template import TemplateRenderer
-from vidspec.models.control_tokens import ControlTokens
-from vidspec.models.detokenizer import OPENING_TAG
 from vidspec.models.frame_rules import FrameRule
 from vidspec.models.fused_vision import fuse_vision_blocks
 from vidspec.models.memory_estimate import ClipMemory, clip_memory
 from vidspec.models.model_sizes import sizes_of
 from vidspec.models.preprocess import ProcessorConfig
+from vidspec.models.prompt_template import PromptTemplate
 from vidspec.models.vision import register_window_attention, split_pixels, tower_budget
 
 if TYPE_CHECKING:
@@ -47,13 +42,6 @@ if TYPE_CHECKING:
 __all__ = ["VideoLanguageModel"]
 
 T = TypeVar("T")
-
-
-class ChatMessage(TypedDict):
-    """One message of a dialogue in the form chat templates read."""
-
-    role: str
-    content: list[dict[str, str]]
 
 
 class VideoLanguageModel:
@@ -84,8 +72,6 @@ class VideoLanguageModel:
     frame_rule: FrameRule | None = None
     #: Maximum seconds of sound; None for families without audio input.
     max_sound_s: float | None = None
-    #: File of the checkpoint that the chat template is from; None for the family's own.
-    template_origin: str | None = None
     #: One-line notice for users of this checkpoint.
     note: str | None = None
     #: Precision of the stored codes its blocks kept; None if none.
@@ -106,9 +92,8 @@ class VideoLanguageModel:
         #: Guards the tower: several threads encode clips, and some families read it through hooks.
         self.vision_lock = threading.Lock()
         self._init_parts()
-        self.template = template or self.default_template()
-        self.renderer = TemplateRenderer(tokenizer.apply_chat_template, tokenizer.encode)
-        self._rendered: tuple[list[ChatMessage], str] = [], ""
+        source = template or self.default_template()
+        self.template = PromptTemplate(name, tokenizer, source, self.content, self.placeholder)
         ends = model.generation_config.eos_token_id if model.generation_config else None
         ends = self.language.config.eos_token_id if ends is None else ends
         self.eos = frozenset([ends] if isinstance(ends, int) else ends or [tokenizer.eos_token_id])
@@ -141,21 +126,23 @@ class VideoLanguageModel:
         self.placeholder: str = self.tokenizer.convert_ids_to_tokens(self.visual_id)
 
     def set_up(self, processor: ProcessorConfig) -> None:
-        """Read the settings of preprocessing and prompts from the processor's and the model's configs."""
+        """Read the settings of preprocessing and prompts from the processor's and the model's configs.
+
+        The video's text and the leading ids of :attr:`template` are set here where they are not the defaults.
+        """
 
     @classmethod
     def frame_rule_of(cls, config: StockConfig, processor: ProcessorConfig) -> FrameRule | None:
         """Return the rule for the number of visual tokens, from the stock model's and the processor's configs."""
         return None
 
+    def rename(self, name: str) -> None:
+        """Set the name that errors show."""
+        self.name = self.template.name = name
+
     def default_template(self) -> str:
         """Return the family's chat template, for checkpoints without one."""
         return self.chat_template
-
-    @property
-    def span(self) -> str:
-        """Text of the rendered template that the video, or a text instead of it, replaces."""
-        return self.placeholder
 
     def visual_tokens(self, frames: int, height: int, width: int) -> int:
         """Return the number of visual tokens of a clip, class tokens excluded, without running the tower."""
@@ -168,12 +155,8 @@ class VideoLanguageModel:
         return 0
 
     def prompt_pieces(self, vision: VisionOutput) -> Sequence[str | range]:
-        """Return the texts and ranges of visual tokens that replace :attr:`span`, in prompt order."""
+        """Return the texts and ranges of visual tokens in the place of the video, in prompt order."""
         return [range(len(vision))]
-
-    def leading_ids(self) -> list[int]:
-        """Return the ids before the template, such as a BOS token."""
-        return []
 
     def positions(
         self, token_ids: torch.Tensor, vision: VisionOutput | None, rows: torch.Tensor
@@ -362,14 +345,14 @@ class VideoLanguageModel:
         begun: str = "",
     ) -> EmbeddedPrompt:
         """Return the embedded prompt: the rendered template with the video's features in it, and an answer so begun."""
-        before, after = self._split_template(prompt, system, earlier)
+        before, after = self.template.around_video(prompt, system, earlier)
         pieces = self.prompt_pieces(vision)
         ranges = iter([piece for piece in pieces if isinstance(piece, range)])
         middle = "".join(self.placeholder if isinstance(piece, range) else piece for piece in pieces)
-        ids: list[int] = self.leading_ids()
+        ids = list(self.template.leading_ids)
         rows = torch.empty(len(vision), dtype=torch.long)
         # Tokenized as one text: the tokens of a part may depend on the text before it.
-        for token in self.control_tokens.encode(before + middle + after + begun):
+        for token in self.template.control_tokens.encode(before + middle + after + begun):
             visual_range = next(ranges, None) if token == self.visual_id else None
             if visual_range is None:
                 ids.append(token)
@@ -378,85 +361,9 @@ class VideoLanguageModel:
             ids += [self.visual_id] * len(visual_range)
         return self._embed_prompt(ids, rows.to(self.device), vision)
 
-    def template_text(self, prompt: str, system: str | None = None) -> str:
-        """Return the rendered template, with :attr:`span` in the place of the video."""
-        return self.span.join(self._split_template(prompt, system, ()))
-
-    @cached_property
-    def control_tokens(self) -> ControlTokens:
-        """Special tokens of the tokenizer in prompts."""
-        return ControlTokens(self.tokenizer)
-
-    @cached_property
-    def thinks(self) -> bool:
-        """True if the template opens reasoning, which the model closes before its answer."""
-        return OPENING_TAG in self.template and self.template_text("?").rstrip().endswith(OPENING_TAG)
-
-    def text_ids(
-        self, instead: str, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()
-    ) -> list[int]:
-        """Return the token ids of the prompt with the text ``instead`` in the place of the video."""
-        before, after = self._split_template(prompt, system, earlier)
-        return self.leading_ids() + self.control_tokens.encode(before + instead + after)
-
-    def text_only_ids(self, prompt: str, system: str | None = None) -> list[int]:
-        """Return the token ids of a prompt without a video."""
-        return self.leading_ids() + self.control_tokens.encode(self.render(self._messages(prompt, system, ())))
-
     def text_prefix(self, token_ids: Sequence[int]) -> EmbeddedPrompt:
-        """Embed a prompt without visual tokens, such as :meth:`text_ids` of a model of the same vocabulary."""
+        """Embed a prompt without visual tokens; ids of another model of the same vocabulary will do."""
         return self._embed_prompt(list(token_ids), torch.empty(0, dtype=torch.long, device=self.device), None)
-
-    def render(self, messages: list[ChatMessage]) -> str:
-        """Render ``messages`` up to the start of the answer; the last result is cached."""
-        known, text = self._rendered
-        if known != messages:
-            text = self.renderer(
-                self.name,
-                messages,
-                chat_template=self.template,
-                tokenize=False,
-                add_generation_prompt=True,
-                enable_thinking=False,  # read by templates of reasoning models
-            )
-            self._rendered = messages, text
-        return text
-
-    def text_tokens(self, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()) -> int:
-        """Return the number of text tokens of the prompt; a few more may come between frames."""
-        before, after = self._split_template(prompt, system, earlier)
-        return len(self.leading_ids()) + len(self.control_tokens.encode(before + after))
-
-    def _messages(self, prompt: str, system: str | None, earlier: Sequence[DialogueTurn]) -> list[ChatMessage]:
-        """Return the checked messages of a prompt, without a video."""
-        self._check_text("system prompt", system or "")
-        for text in (*(turn.question for turn in earlier), prompt):
-            self._check_text("prompt", text)
-        texts = [text for turn in earlier for text in (turn.question, mark_value(turn.answer))] + [prompt]
-        messages: list[ChatMessage] = [
-            {"role": "assistant" if number % 2 else "user", "content": [{"type": "text", "text": text}]}
-            for number, text in enumerate(texts)
-        ]
-        if system:
-            messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})
-        return messages
-
-    def _split_template(self, prompt: str, system: str | None, earlier: Sequence[DialogueTurn]) -> tuple[str, str]:
-        messages = self._messages(prompt, system, earlier)
-        messages[1 if system else 0]["content"].insert(0, {"type": self.content})
-        text = self.render(messages)
-        outside = VALUE.sub(lambda value: "\0" * len(value[0]), text)  # a value may spell the span
-        places = outside.count(self.span)
-        if places != 1:
-            count = "several places" if places else "no place"
-            raise ModelError(f"{self.name}: its chat template has {count} for a video ({self.span})")
-        begin = outside.index(self.span)
-        return text[:begin], text[begin + len(self.span) :]
-
-    def _check_text(self, kind: str, text: str) -> None:
-        if (token := self.control_tokens.find(text)) is not None:
-            what = "which stands for the video" if token in self.span else f"a control token of {self.name}"
-            raise GenerationError(f"the {kind} holds {token}, {what}", hint="leave it out", kind="prompt")
 
     def _embed_prompt(self, token_ids: list[int], rows: torch.Tensor, vision: VisionOutput | None) -> EmbeddedPrompt:
         ids = torch.tensor(token_ids, device=self.device)

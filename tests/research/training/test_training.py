@@ -249,7 +249,9 @@ def test_a_dialogue_is_what_the_chat_template_renders(family):
     model = loading.load_model(str(loading.embedded_folder(PAIRS[family.family], "draft")), resolve_placement())
     turns = [("A?", "Yes."), ("B?", "No."), ("C?", "It is."), ("D?", "")]
     text = encode(family, model.tokenizer, *turns)
-    whole = model.text_ids(model.span, "D?", None, [DialogueTurn(*turn) for turn in turns[:3]])
+    whole = model.template.ids_with_text(
+        model.template.video_text, "D?", None, [DialogueTurn(*turn) for turn in turns[:3]]
+    )
     assert [*text.before, model.visual_id, *text.after[:-1]] == whole
     learned = [token for token, answer in zip(text.after, text.weights, strict=True) if answer]
     assert model.tokenizer.decode(learned) == "Yes.<|im_end|>No.<|im_end|>It is.<|im_end|><|im_end|>"

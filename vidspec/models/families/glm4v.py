@@ -65,14 +65,11 @@ class Glm4v(Qwen25VL):
         self.rules = self.rules_of(processor, config.vision_config)
         keys = ("video_start", "video_end", "image_start", "image_end", "video")
         marks = self.tokenizer.convert_ids_to_tokens([getattr(config, f"{key}_token_id") for key in keys])
-        self.opens, self.closes, self.step_opens, self.step_closes, self._video = marks
+        self.opens, self.closes, self.step_opens, self.step_closes, video = marks
+        self.template.video_text = f"{self.opens}{video}{self.closes}"
         # GLM-4.6V-Flash has the model type of GLM-4.1V and another processor.
         named = [processor.get(key) for key in ("processor_class", "video_processor_type", "image_processor_type")]
         self.tenths = "46V" in f"{named} {type(config).__name__}"
-
-    @property
-    def span(self) -> str:
-        return f"{self.opens}{self._video}{self.closes}"
 
     def prompt_pieces(self, vision: VisionOutput) -> Sequence[str | range]:
         each, before = vision.grid[1] * vision.grid[2], self.opens

@@ -41,16 +41,12 @@ class InternVL(Llava):
         self.tower_rows = (size // patch) ** 2 + 1
         self.opens = getattr(tokenizer, "start_image_token", None) or "<img>"
         self.closes = getattr(tokenizer, "end_image_token", None) or "</img>"
-        self._video = getattr(tokenizer, "video_token", None) or "<video>"
+        self.template.video_text = getattr(tokenizer, "video_token", None) or "<video>"
 
     @classmethod
     def frame_rule_of(cls, config: StockConfig, processor: ProcessorConfig) -> FrameRule:
         patches = config.vision_config.image_size[0] // config.vision_config.patch_size[0]
         return SquareFrames(int(patches * config.downsample_ratio) ** 2, patches**2 + 1)
-
-    @property
-    def span(self) -> str:
-        return self._video
 
     def prompt_pieces(self, vision: VisionOutput) -> list[str | range]:
         each = len(vision) // vision.grid[0]
@@ -59,9 +55,6 @@ class InternVL(Llava):
             start = f"{self.closes}\n" if frame else ""
             pieces += [f"{start}Frame{frame + 1}: {self.opens}", range(frame * each, (frame + 1) * each)]
         return [*pieces, self.closes]
-
-    def leading_ids(self) -> list[int]:
-        return []
 
     def preprocess(self, clip: Clip) -> Pixels:
         """Return square frames (T, 3, S, S)."""

@@ -46,11 +46,12 @@ class Llava(VideoLanguageModel):
         #: Tower rows of an image: patches and the class token.
         self.tower_rows = self.side**2 + 1
         two = [{"type": self.content}, {"type": self.content}, {"type": "text", "text": "?"}]
-        rendered = self.render([{"role": "user", "content": two}])
+        rendered = self.template.render([{"role": "user", "content": two}])
         #: Text of the template between two images.
         self.between = parts[1] if len(parts := rendered.split(self.placeholder)) == 3 else ""
         begins = tokenizer.bos_token_id is not None and tokenizer.encode("?")[:1] == [tokenizer.bos_token_id]
-        self._leading_ids = [tokenizer.bos_token_id] if begins and not rendered.startswith(tokenizer.bos_token) else []
+        if begins and not rendered.startswith(tokenizer.bos_token):
+            self.template.leading_ids = [tokenizer.bos_token_id]
 
     def prompt_pieces(self, vision: VisionOutput) -> list[str | range]:
         """Return the visual tokens of each frame, separated by :attr:`between`."""
@@ -58,9 +59,6 @@ class Llava(VideoLanguageModel):
         each = len(vision) // frames
         shown = [range(start, start + each) for start in range(0, len(vision), each)]
         return [piece for frame in shown for piece in (self.between, frame)][1:]
-
-    def leading_ids(self) -> list[int]:
-        return list(self._leading_ids)
 
     @classmethod
     def frame_rule_of(cls, config: StockConfig, processor: ProcessorConfig) -> FrameRule:

@@ -68,6 +68,11 @@ class Molmo2(VideoLanguageModel):
         self.opens, self.closes = ("<frame_start>", "<frame_end>") if special else ("<im_start>", "<im_end>")
         self.row_end = "<im_col>" if processor.get("video_use_col_tokens", False) else ""
         self._marks = torch.tensor(self.tokenizer.convert_tokens_to_ids([*MARKS]))
+        self.template.video_text = "<|video|>"
+        # The library's processor puts BOS first, or the end token where there is none.
+        first = self.tokenizer.bos_token or self.tokenizer.eos_token
+        if not self.template.rendered("?").startswith(first):
+            self.template.leading_ids = [int(self.tokenizer.convert_tokens_to_ids(first))]
 
     @classmethod
     def frame_rule_of(cls, config: StockConfig, processor: ProcessorConfig) -> FrameRule:
@@ -75,17 +80,6 @@ class Molmo2(VideoLanguageModel):
         side = PixelRules.from_config(processor, int(vision.image_size[0])).height // int(vision.patch_size)
         down, across = _pool_of(processor)
         return SquareFrames(tokens=-(-side // down) * -(-side // across), rows=side**2)
-
-    @property
-    def span(self) -> str:
-        return "<|video|>"
-
-    def leading_ids(self) -> list[int]:
-        """Return the id that the library's processor puts first: of BOS, or of the end token where there is none."""
-        first = self.tokenizer.bos_token or self.tokenizer.eos_token
-        if self.template_text("?").startswith(first):
-            return []
-        return [int(self.tokenizer.convert_tokens_to_ids(first))]
 
     def prompt_pieces(self, vision: VisionOutput) -> Sequence[str | range]:
         (_, rows, columns), end, before = vision.grid, 0, ""

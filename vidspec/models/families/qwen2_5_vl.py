@@ -60,6 +60,7 @@ class Qwen25VL(VideoLanguageModel):
         self.rules = self.rules_of(processor, config.vision_config)
         special_ids = [config.vision_start_token_id, config.vision_end_token_id]
         self.opens, self.closes = self.tokenizer.convert_ids_to_tokens(special_ids)
+        self.template.video_text = f"{self.opens}{self.placeholder}{self.closes}"
 
     @classmethod
     def rules_of(cls, processor: ProcessorConfig, vision: StockConfig) -> GridRules:
@@ -67,10 +68,6 @@ class Qwen25VL(VideoLanguageModel):
         sizes = {"patch": "patch_size", "merge": "spatial_merge_size", "steps": "temporal_patch_size"}
         defaults = replace(cls.default_rules, **{field: getattr(vision, key) for field, key in sizes.items()})
         return GridRules.from_config(processor, defaults)
-
-    @property
-    def span(self) -> str:
-        return f"{self.opens}{self.placeholder}{self.closes}"
 
     def prompt_pieces(self, vision: VisionOutput) -> Sequence[str | range]:
         return [self.opens, range(len(vision)), self.closes]

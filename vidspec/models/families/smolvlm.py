@@ -66,13 +66,9 @@ class SmolVLM(VideoLanguageModel):
         square = int((processor.get("max_image_size") or {}).get("longest_edge", SQUARE))
         given = {"resample": 1, **processor, "size": {"height": square, "width": square}}
         self.square = PixelRules.from_config(given, square)
-        self.template = CHAT_TEMPLATE
+        self.template.source, self.template.video_text = CHAT_TEMPLATE, "<video>"
         self.around = getattr(self.tokenizer, "fake_image_token", None) or "<fake_token_around_image>"
         self.whole = getattr(self.tokenizer, "global_image_token", None) or "<global-img>"
-
-    @property
-    def span(self) -> str:
-        return "<video>"
 
     def prompt_pieces(self, vision: VisionOutput) -> list[str | range]:
         each = self.side**2 if not len(vision) else len(vision) // vision.grid[0]

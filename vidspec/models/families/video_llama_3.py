@@ -50,10 +50,6 @@ class VideoLlama3(Qwen25VL):
     def rules_of(cls, processor: ProcessorConfig, vision: StockConfig) -> GridRules:
         return GridRules.from_config(processor, replace(cls.default_rules, patch=int(vision.patch_size)))
 
-    @property
-    def span(self) -> str:
-        return self.placeholder
-
     def prompt_pieces(self, vision: VisionOutput) -> Sequence[str | range]:
         pieces, end, before = list[str | range](), 0, ""
         for count, seconds in zip(vision.frame.bincount().tolist(), vision.seconds, strict=True):

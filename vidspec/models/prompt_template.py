@@ -1,0 +1,142 @@
+"""Chat template of a model: from questions and texts to the token ids around a video."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
+
+from vidspec.errors import GenerationError, ModelError
+from vidspec.escaping import VALUE, mark_value
+from vidspec.models.chat_template import TemplateRenderer
+from vidspec.models.control_tokens import ControlTokens
+from vidspec.models.detokenizer import OPENING_TAG
+
+if TYPE_CHECKING:
+    from vidspec.models.base import StockTokenizer
+    from vidspec.models.request import DialogueTurn
+
+__all__ = ["AroundVideo", "ChatMessage", "PromptTemplate"]
+
+
+class ChatMessage(TypedDict):
+    """One message of a dialogue in the form chat templates read."""
+
+    role: str
+    content: list[dict[str, str]]
+
+
+class AroundVideo(NamedTuple):
+    """Texts of a rendered prompt before and after the video."""
+
+    before: str
+    after: str
+
+
+class PromptTemplate:
+    """Renders and tokenizes prompts of one model, with a video, a text in its place, or none.
+
+    Args:
+        name: model name, for errors.
+        tokenizer: of the model.
+        source: Jinja text; it takes lists of ``content`` and ``text`` contents.
+        content: content type of the video, such as "video".
+        video_text: text of the rendered template that the video, or a text instead of it, replaces.
+    """
+
+    #: File of the checkpoint that the template is from; None for the family's own.
+    origin: str | None = None
+
+    def __init__(self, name: str, tokenizer: StockTokenizer, source: str, content: str, video_text: str) -> None:
+        self.name, self.source, self.content, self.video_text = name, source, content, video_text
+        self.renderer = TemplateRenderer(tokenizer.apply_chat_template, tokenizer.encode)
+        #: Ids before the rendered text, such as BOS.
+        self.leading_ids: list[int] = []
+        self._tokenizer = tokenizer
+        self._last: tuple[str, list[ChatMessage], str] = "", [], ""
+
+    @cached_property
+    def control_tokens(self) -> ControlTokens:
+        """Special tokens of the tokenizer in prompts."""
+        return ControlTokens(self._tokenizer)
+
+    @cached_property
+    def thinks(self) -> bool:
+        """True if the template opens reasoning, which the model closes before its answer."""
+        return OPENING_TAG in self.source and self.rendered("?").rstrip().endswith(OPENING_TAG)
+
+    def rendered(self, prompt: str, system: str | None = None) -> str:
+        """Return the text of a prompt, with :attr:`video_text` in the place of the video.
+
+        Raises:
+            ModelError: the template fails, or has no place for a video, or several.
+            GenerationError: a text holds a control token.
+        """
+        return self.video_text.join(self.around_video(prompt, system))
+
+    def ids_with_text(
+        self, instead: str, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()
+    ) -> list[int]:
+        """Return the token ids of the prompt with the text ``instead`` in the place of the video."""
+        before, after = self.around_video(prompt, system, earlier)
+        return self.leading_ids + self.control_tokens.encode(before + instead + after)
+
+    def ids_without_video(self, prompt: str, system: str | None = None) -> list[int]:
+        """Return the token ids of a prompt without a video."""
+        return self.leading_ids + self.control_tokens.encode(self.render(self._messages(prompt, system, ())))
+
+    def text_token_count(self, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()) -> int:
+        """Return the number of text tokens of the prompt; a few more may come between frames."""
+        return len(self.ids_with_text("", prompt, system, earlier))
+
+    def around_video(self, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()) -> AroundVideo:
+        """Return the rendered texts before and after the video.
+
+        Raises:
+            ModelError: the template fails, or has no place for a video, or several.
+            GenerationError: a text holds a control token.
+        """
+        messages = self._messages(prompt, system, earlier)
+        messages[1 if system else 0]["content"].insert(0, {"type": self.content})
+        text = self.render(messages)
+        outside = VALUE.sub(lambda value: "\0" * len(value[0]), text)  # a value may spell the video's text
+        places = outside.count(self.video_text)
+        if places != 1:
+            count = "several places" if places else "no place"
+            raise ModelError(f"{self.name}: its chat template has {count} for a video ({self.video_text})")
+        begin = outside.index(self.video_text)
+        return AroundVideo(text[:begin], text[begin + len(self.video_text) :])
+
+    def render(self, messages: list[ChatMessage]) -> str:
+        """Render ``messages`` up to the start of the answer; the last result is cached."""
+        *known, text = self._last
+        if known != [self.source, messages]:
+            text = self.renderer(
+                self.name,
+                messages,
+                chat_template=self.source,
+                tokenize=False,
+                add_generation_prompt=True,
+                enable_thinking=False,  # read by templates of reasoning models
+            )
+            self._last = self.source, messages, text
+        return text
+
+    def _messages(self, prompt: str, system: str | None, earlier: Sequence[DialogueTurn]) -> list[ChatMessage]:
+        """Return the checked messages of a prompt, without a video."""
+        self._check_text("system prompt", system or "")
+        for text in (*(turn.question for turn in earlier), prompt):
+            self._check_text("prompt", text)
+        texts = [text for turn in earlier for text in (turn.question, mark_value(turn.answer))] + [prompt]
+        messages: list[ChatMessage] = [
+            {"role": "assistant" if number % 2 else "user", "content": [{"type": "text", "text": text}]}
+            for number, text in enumerate(texts)
+        ]
+        if system:
+            messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})
+        return messages
+
+    def _check_text(self, kind: str, text: str) -> None:
+        if (token := self.control_tokens.find(text)) is not None:
+            what = "which stands for the video" if token in self.video_text else f"a control token of {self.name}"
+            raise GenerationError(f"the {kind} holds {token}, {what}", hint="leave it out", kind="prompt")

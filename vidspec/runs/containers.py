@@ -24,7 +24,7 @@ from vidspec.runs.allowance import Allowance, FetchLimits
 from vidspec.runs.inputs import EXTENSIONS
 from vidspec.runs.job import Job, MemberSource
 from vidspec.runs.manifests import PATH_KEYS
-from vidspec.runs.parquet_pages import largest_page
+from vidspec.runs.parquet_pages import largest_page, read_row_groups
 from vidspec.runs.stores import copy, is_url, open_url, retry
 from vidspec.runs.tar_members import list_tar
 from vidspec.video.image import IMAGES
@@ -45,8 +45,6 @@ _BUFFER = 1 << 20
 ROWS, ROWS_BYTES = 4096, 64 << 20
 #: Maximum characters of a path or an id, and of the text in another column.
 MAX_NAME = 1 << 16
-#: Codecs that unpack to a few times their bytes at most, so that the sizes of pages need no check.
-_MODEST = ("UNCOMPRESSED", "SNAPPY")
 #: Type prefixes of columns that may hold paths.
 TEXT_TYPES = ("string", "large_string", "dictionary<values=string", "dictionary<values=large_string")
 _TEXT_LISTS = ("list<element: string>", "list<item: string>")
@@ -162,10 +160,12 @@ def _iter_rows(name: str, file: BinaryIO, table: ParquetFile, columns: list[str]
     if not columns:
         yield from ({} for _ in range(table.metadata.num_rows))
         return
-    for group in range(table.num_row_groups):
-        longest = max(largest_page(name, file, table.metadata, group, key) for key in columns)
+    for number, group in enumerate(read_row_groups(name, file)):
+        if not group.rows:
+            continue  # its offsets are of no page
+        longest = max(largest_page(name, file, group, key) for key in columns)
         rows = min(ROWS, max(1, ROWS_BYTES // max(1, longest)))
-        for batch in table.iter_batches(rows, [group], columns, use_threads=False):
+        for batch in table.iter_batches(rows, [number], columns, use_threads=False):
             values = {key: _column_of(batch, key) for key in columns}
             for row in range(batch.num_rows):
                 yield {key: value[row] for key, value in values.items()}
@@ -341,22 +341,15 @@ def _iter_column(url: str, column: str, row: int, limits: FetchLimits) -> Genera
     allowance = Allowance(url, limits)
     with open_url(url, limits, allowance) as file:
         table = _open_parquet(url, file)
-        for group in range(table.num_row_groups):
-            rows = table.metadata.row_group(group).num_rows
-            if row >= rows:
-                row -= rows
+        for place, group in enumerate(read_row_groups(url, file)):
+            if row >= group.rows:
+                row -= group.rows
                 continue
-            if _unpacks(table, group):
-                largest_page(url, file, table.metadata, group, column)
-            for number, batch in enumerate(table.iter_batches(1, [group], [column], use_threads=False)):
+            if group.unpacks:
+                largest_page(url, file, group, column)
+            for number, batch in enumerate(table.iter_batches(1, [place], [column], use_threads=False)):
                 if number >= row:
                     value = _column_of(batch, column)[0].as_py()
                     yield (value.get("bytes") or value.get("path") or None) if isinstance(value, Mapping) else value
                 allowance.renew()  # limits hold per row
             row = 0
-
-
-def _unpacks(table: ParquetFile, group: int) -> bool:
-    """Return True if pages of a row group may unpack to many times their size."""
-    chunks = table.metadata.row_group(group)
-    return any(chunks.column(one).compression not in _MODEST for one in range(chunks.num_columns))

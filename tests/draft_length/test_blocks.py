@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from vidspec.draft_length.blocks import FIRST, BlockController
+from vidspec.draft_length.blocks import FIRST, KNOWN, BlockController
 from vidspec.draft_length.costs import PassCosts
 from vidspec.draft_length.prices import TokenPrices
 from vidspec.draft_length.trials import REST
@@ -75,3 +75,13 @@ def test_a_rest_ends_where_the_number_of_clips_is_another():
     assert made.rest()
     made.prices.clips = 8
     assert not made.rest()
+
+
+def test_a_batch_rests_once_blocks_of_every_clip_have_been_seen():
+    made = BlockController(Prices(0.1, 1.0))
+    made.prices.clips = 8
+    for _ in range(8 * KNOWN - 1):
+        made.add_block(16, [0.9] * 15, 0)
+        assert not made.rest()
+    made.add_block(16, [0.9] * 15, 0)
+    assert made.rest()

@@ -384,9 +384,12 @@ class EngineThread:
         if not callers:
             return
         costs = next(iter(callers[0].clips.values())).setup.costs
-        if not passing.prompts:
-            lane = "tree" if passing.grows else passing.lane
-            costs.add(lane, round(passing.sequences), round(passing.rows), passing.seconds, passing.passes)
+        lane = "tree" if passing.grows else passing.lane
+        clips, rows = round(passing.sequences) - passing.prompts, round(passing.rows) - passing.prompt_rows
+        if passing.prompts:
+            costs.add_share(lane, clips, rows, passing.seconds * rows / passing.rows)
+        else:
+            costs.add(lane, clips, rows, passing.seconds, passing.passes)
         if passing.lane == "target":
             for caller in callers:
                 caller.add_pass(passing, costs)

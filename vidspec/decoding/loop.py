@@ -28,7 +28,7 @@ SHARED = 512
 
 
 class PassRecord(NamedTuple):
-    """One pass: its sequences, its rows, the prompt rows among them, and its time.
+    """One pass: its sequences, its rows, those of prompts among each, and its time.
 
     A chain drafted in one call counts as the mean of its ``passes``; ``grows``: a tree grows with it.
     """
@@ -37,6 +37,7 @@ class PassRecord(NamedTuple):
     sequences: float
     rows: float
     prompts: int
+    prompt_rows: int
     seconds: float
     passes: int = 1
     grows: bool = False
@@ -223,7 +224,7 @@ class Loop:
         shared = len(self._clients) > len(requests) or not all([request.splittable for _, request in requests])
         left = min(SHARED, engine.chunk) if shared else engine.chunk
         parts: list[tuple[LoopClient, Forward, list[Any]]] = []
-        prompts = 0
+        prompts = prompt_rows = 0
         for client, request in requests:
             if request.splittable and left <= 0:
                 continue
@@ -233,7 +234,7 @@ class Loop:
                 return [(client, error)]  # the others request again
             if request.splittable:
                 added = sum(map(len, adds))
-                left, prompts = left - added, prompts + added
+                left, prompts, prompt_rows = left - added, prompts + 1, prompt_rows + added
             parts.append((client, request, adds))
         batch = [rows for _, _, adds in parts for rows in adds]
         count = sum(map(len, batch))
@@ -261,7 +262,7 @@ class Loop:
         for _, request, _ in parts:
             request.seconds += seconds
         grows = any([request.grows for _, request, _ in parts])
-        self.on_pass(PassRecord(parts[0][1].lane, len(parts), count, prompts, seconds, grows=grows))
+        self.on_pass(PassRecord(parts[0][1].lane, len(parts), count, prompts, prompt_rows, seconds, grows=grows))
         return answered
 
     def _draft_together(
@@ -284,7 +285,7 @@ class Loop:
             request.seconds += seconds
         steps, lane = drafted.steps, requests[0][1].lane
         grows = isinstance(requests[0][1], StaticTree)
-        self.on_pass(PassRecord(lane, drafted.clips, drafted.rows, 0, seconds / steps, steps, grows=grows))
+        self.on_pass(PassRecord(lane, drafted.clips, drafted.rows, 0, 0, seconds / steps, steps, grows=grows))
         return [(client, answer) for (client, _), answer in zip(requests, drafted.answers, strict=True)]
 
     def _resume(self, client: LoopClient, answer: object = None) -> LoopClient:

@@ -132,7 +132,7 @@ class Caller:
         self.again: deque[SubmittedClip] = deque()
         self.clips: dict[Hashable, SubmittedClip] = {}
         self.size = BatchSize()
-        self.last = PassRecord("target", 0, 0, 0, 0.0)
+        self.last = PassRecord("target", 0, 0, 0, 0, 0.0)
         self.passes = self.accepted = 0
         self.reported, self.begun, self.reading_s = 0.0, time.monotonic(), 0.0
 

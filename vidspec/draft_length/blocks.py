@@ -19,7 +19,7 @@ __all__ = ["BlockController"]
 #: First windows, which measure the cost of rows; share of the tokens that drafts tried in vain may cost; weight of an
 #: earlier round for a rest, and of an earlier block for what drafts are worth in general.
 FIRST, TRIAL_SHARE, RECENT, LONG = (15, 7, 3, 11), 0.01, 0.8, 0.98
-#: Blocks after which a gain is known.
+#: Blocks of each clip after which a gain is known.
 KNOWN = 3
 
 
@@ -34,7 +34,7 @@ class BlockController:
         self.prices, self.calibration = prices, DraftCalibration()
         self._gain = 0.0  # tokens gained by recent blocks since a rest, all costs subtracted
         self._won = 0.0  # the same of many blocks, rests included
-        self._blocks = 0
+        self._blocks = self._priced = 0  # verified; of these, with known prices
         self._rests: dict[int, TrialInterval] = {}  # by batch size
 
     @property
@@ -85,13 +85,16 @@ class BlockController:
         prices = self.prices.row_prices(len(probabilities))
         if not prices:
             return
+        self._priced += 1
         spent = prices[len(probabilities)] + self.prices.of_pass("draft", rows)
         gain = accepted - spent
         self._gain = RECENT ** (1 / self.prices.clips) * self._gain + gain
         self._won = LONG * self._won + gain
         if self._gain > 0:
             self._rest.end()
-        elif self._blocks >= KNOWN and not self.rest():  # else another clip of this round has failed too
+        elif (
+            self._priced >= KNOWN * self.prices.clips and not self.rest()
+        ):  # else another clip of this round has failed too
             lost = 0.0 if self._won > 0 else max(0.0, -gain)
             self._rest.postpone(self.prices.rounds, lost / TRIAL_SHARE)
             self._gain = 0.0

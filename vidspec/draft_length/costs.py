@@ -17,10 +17,10 @@ FADE = 0.95
 class PassCosts:
     """Measured times of the passes of one profile's models, by lane, number of clips and rows.
 
-    The loop adds every pass without prefill, once.
+    The loop adds every pass, once.
 
     Attributes:
-        seconds: of all passes together.
+        seconds: of all passes together, prompts aside.
     """
 
     def __init__(self) -> None:
@@ -46,6 +46,14 @@ class PassCosts:
         self._recent[lane] = count + passes, of_clips + passes * clips, of_rows + passes * rows
         if lane == "target":
             self._recent = {one: (FADE * a, FADE * b, FADE * c) for one, (a, b, c) in self._recent.items()}
+
+    def add_share(self, lane: Lane, clips: int, rows: int, seconds: float) -> None:
+        """Add the share of clips in a pass that prompts have a part of.
+
+        It is what a pass of their own would take, or ``seconds`` before any was measured.
+        """
+        if clips:
+            self.seconds += self[lane].by_rows(clips)(rows) if self[lane] else seconds
 
     def lines(self) -> list[str]:
         """Return the table: a heading, and a line for each lane, number of clips and number of rows; empty if it is."""

@@ -102,7 +102,7 @@ class WindowController:
 
     def _note_change(self) -> None:
         """Note that a clip joined or left."""
-        self.prices.clips = max(1, len(self._windows))
+        self.prices.set_clips(max(1, len(self._windows)))
         self._changed = True
 
     def count_outcome(self, state: WindowState, drafted: int, accepted: int, beside: int = 0) -> None:

@@ -32,6 +32,14 @@ class TokenPrices:
         self._curves: dict[Lane, TimeCurve] = {}
         self._rows: list[float] = []
 
+    def set_clips(self, clips: int) -> None:
+        """Set the number of clips in flight; the recent rate becomes that of as many clips."""
+        if clips != self.clips and self._seconds and self.costs["target"]:
+            self._tokens *= clips / self.clips
+            self._seconds *= self.costs.round_seconds(clips) / self.costs.round_seconds(self.clips)
+            self._measured = self._tokens / self._seconds
+        self.clips = clips
+
     def add_tokens(self, tokens: int) -> None:
         """Add tokens that a clip emitted."""
         self._tokens += tokens

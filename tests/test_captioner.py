@@ -263,6 +263,18 @@ def test_every_call_decodes_without_a_draft_on_request(captioner, record):
         captioner.dialogue(CLIP).ask("What moves?", plain=True)
 
 
+def test_many_clips_are_encoded_before_their_turn(captioner, monkeypatch, record):
+    """And a later call for one clip has all cores again."""
+    vision, fed = captioner.client.inputs.vision, []
+    prepare = vision.prepare
+    monkeypatch.setattr(vision, "prepare", lambda clip: fed.append(prepare(clip)))
+    for made in captioner.caption_many([CLIP] * 3, batch=2):
+        assert made.token_ids == record.token_ids and made.kept_per_frame == record.kept_per_frame
+        assert vision.has_feed
+        assert made.timings.get("vision", 0.0) < 0.1 * record.timings["vision"]
+    assert len(fed) == 3 and min(fed) > 0 and not vision.has_feed
+
+
 @pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("positions", ["original", "compact"])
 def test_the_draft_reads_what_was_kept(captioner, monkeypatch, events, positions):

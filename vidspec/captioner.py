@@ -239,8 +239,10 @@ class Captioner:
         first = self._make_request("caption_many", "", options)
         requests = (replace(first, path=str(path), key=number) for number, path in enumerate(paths))
         serve = partial(self.client.serve, batch=batch)
-        read, name = self.client.inputs.read_request, self.client.profile.name
-        results = caption_clips(serve, read, requests, raises=on_error == "raise", profile=name)
+        inputs, name = self.client.inputs, self.client.profile.name
+        results = caption_clips(
+            serve, inputs.read_ahead, requests, inputs.vision.end_feed, raises=on_error == "raise", profile=name
+        )
         return in_order(results) if ordered else (caption for _, caption in results)
 
     def _make_request(self, method: str, path: str | Path, options: CaptionOptions) -> CaptionRequest:

@@ -41,7 +41,7 @@ def serve_backwards(source, wake):
 
 
 def captioned(*names, raises=False):
-    return caption_clips(serve_backwards, read, requests(*names), raises=raises, profile="ar")
+    return caption_clips(serve_backwards, read, requests(*names), lambda: None, raises=raises, profile="ar")
 
 
 def test_captions_come_as_they_are_finished_or_in_order():

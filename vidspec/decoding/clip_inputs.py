@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -90,6 +91,17 @@ class ClipInputs:
             return request
         read = partial(self.read, request.path, start=request.start, end=request.end)
         return replace(request, clip=read(prompt=request.prompt, generate=request.generate), reread=read)
+
+    def read_ahead(self, request: CaptionRequest) -> CaptionRequest:
+        """Return a request with its frames, and run vision on them before their turn.
+
+        Raises:
+            VideoError, GenerationError: see :meth:`read`.
+        """
+        request = self.read_request(request)
+        with suppress(Exception):  # it recurs, and is reported, when the clip is captioned
+            self.vision.prepare(request.frames)
+        return request
 
     def refuse(
         self,

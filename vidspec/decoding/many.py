@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from itertools import islice
 from typing import TYPE_CHECKING, cast
 
@@ -83,6 +83,7 @@ def caption_clips(
     serve: Callable[..., ServingEvents],
     read: Callable[[CaptionRequest], CaptionRequest],
     requests: Iterable[CaptionRequest],
+    ended: Callable[[], None],
     *,
     raises: bool,
     profile: str,
@@ -93,6 +94,7 @@ def caption_clips(
         serve: captions clips as they arrive; takes their source and its ``wake``.
         read: returns a request with its frames.
         requests: the clips, with their numbers from 0 as keys.
+        ended: called when no further clip is read.
         raises: True to raise the error of a clip, False to yield a caption with it.
         profile: its name, for captions of failed clips.
 
@@ -112,7 +114,9 @@ def caption_clips(
         number = cast(int, key)
         return number, failed_caption(paths.pop(number), error, profile=profile)
 
-    with closing(ReadAhead(numbered(), read)) as source:
+    with ExitStack() as stack:
+        stack.callback(ended)
+        source = stack.enter_context(closing(ReadAhead(numbered(), read)))
         while not (source.over and not source.failed):
             with closing(serve(source, wake=source.wake)) as events:
                 for key, event in events:

@@ -60,6 +60,10 @@ class VisionAhead:
         """Return what was prepared of a clip, once."""
         return self._ready.pop(clip, {})
 
+    def end_feed(self) -> None:
+        """Note that no thread prepares clips any more."""
+        self.has_feed = False
+
     def close(self) -> None:
         """End the vision worker, and release the models."""
         if self.worker is not None:

@@ -13,6 +13,7 @@ RESEARCH = PACKAGE.with_name("research")
 ORDER = (
     ("bounds", "channel", "errors", "escaping", "garbage", "memory", "signals", "_version"),
     ("process",),
+    ("limited",),
     ("files", "user_cache"),
     ("events",),
     ("registry",),

@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 
 import pytest
 import regex
@@ -177,3 +178,14 @@ def test_a_grammar_begins_after_a_free_part(tokenizer):
 def test_what_is_no_schema(schema):
     with pytest.raises(ValueError):
         json_grammar(schema)
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_a_schema_that_takes_minutes_before_the_first_token_is_refused(monkeypatch, forks):
+    """The limits of llguidance do not hold there, and the thread that runs the models would wait for it."""
+    monkeypatch.setattr("vidspec.config.json_schema.can_fork", lambda: forks)
+    begun = time.monotonic()
+    with pytest.raises(ValueError, match="takes too much time"):
+        json_grammar(json.dumps({"type": "integer", "multipleOf": 9_999_991 if forks else 9_999_973}))
+    assert time.monotonic() - begun < (30 if forks else 90)
+    assert json_grammar(json.dumps({"type": "integer", "multipleOf": 5 if forks else 25}))

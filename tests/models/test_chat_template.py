@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from vidspec import process
+from vidspec import limited, process
 from vidspec.errors import ModelError
 from vidspec.models import chat_template
 from vidspec.models.chat_template import TemplateRenderer
@@ -44,7 +44,7 @@ def test_a_process_with_cuda_is_not_forked(monkeypatch):
     """A spawned process is forked instead, with the same limits; it is kept, and replaced when it ends."""
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     monkeypatch.setattr(process.os, "fork", lambda: pytest.fail("this process was forked"))
-    monkeypatch.setattr(chat_template, "WALL_S", 60.0)
+    monkeypatch.setattr(chat_template, "LIMITS", chat_template.LIMITS._replace(wall_s=60.0))
     renderer = TemplateRenderer(apply)
     child = renderer._child
     assert renderer("m", [{"role": "user"}], template="messages[0]['role']") == "user"
@@ -65,12 +65,12 @@ def test_a_process_with_cuda_is_not_forked(monkeypatch):
 @pytest.mark.parametrize(("stuck", "ends"), [(2, "time.sleep(60)"), (1, "os._exit(3)"), (3, "time.sleep(60)")])
 def test_a_fork_that_is_stuck_or_dies_is_replaced(tmp_path, monkeypatch, stuck, ends):
     """A lock that a thread held when it was forked is no fault of the template."""
-    monkeypatch.setattr(chat_template, "SILENT_S", 0.1)
+    monkeypatch.setattr(limited, "SILENT_S", 0.1)
     marks = repr(str(tmp_path))
     first = f"len(os.listdir({marks})) < {stuck} and not os.mkdir(os.path.join({marks}, str(os.getpid())))"
     template = f"{ends} if {first} else 'text'"
     renderer = TemplateRenderer(apply)
-    if stuck < chat_template.ATTEMPTS:
+    if stuck < limited.ATTEMPTS:
         assert renderer("m", [], template=template) == "text"
     else:
         with pytest.raises(ModelError, match=r"its process ended 3 times \(SIGKILL\)"):

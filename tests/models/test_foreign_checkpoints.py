@@ -14,7 +14,7 @@ from research.random_init import random_model
 from tests.checkpoints import copy_checkpoint
 from tests.checkpoints.llava_onevision import pixels
 from vidspec.errors import ModelError
-from vidspec.models import chat_template, checkpoint_config, image_captioner
+from vidspec.models import chat_template, checkpoint_config, image_captioner, tokenizer_trial
 from vidspec.models.chat_template import TemplateRenderer
 from vidspec.models.loading import load_model
 from vidspec.models.placement import Placement
@@ -164,14 +164,14 @@ DOUBLED = "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(60) %}{% set n
     ],
 )
 def test_bad_templates(copy, template, says, monkeypatch):
-    monkeypatch.setattr(chat_template, "CPU_S", 1)
+    monkeypatch.setattr(chat_template, "LIMITS", chat_template.LIMITS._replace(cpu_s=1))
     (copy / "chat_template.jinja").write_text(template)
     model = load_model(str(copy), CPU)
     begun = time.monotonic()
     with pytest.raises(ModelError) as caught:
         model.prefix(model.encode(pixels(2)), "Describe the video.")
     assert f"{model.name}: its chat template {says}" in caught.value.message and "\n" not in str(caught.value)
-    assert time.monotonic() - begun < chat_template.WALL_S
+    assert time.monotonic() - begun < chat_template.LIMITS.wall_s
 
 
 GROWS = [{"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 40}]
@@ -191,12 +191,13 @@ NESTED = {"type": "Split", "pattern": {"Regex": "(([a-z ])+)+\\d$"}, "behavior":
     ids=["normalizer", "long prefix", "decoder", "expression"],
 )
 def test_tokenizers_that_do_not_end(copy, changed, says, monkeypatch):
-    monkeypatch.setattr(chat_template, "CPU_S", 1)
+    for module in (chat_template, tokenizer_trial):
+        monkeypatch.setattr(module, "LIMITS", chat_template.LIMITS._replace(cpu_s=1))
     file = copy / "tokenizer.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changed))
     begun = time.monotonic()
     refused(load_model, copy, says=f"its tokenizer {says}")
-    assert time.monotonic() - begun < 2 * chat_template.WALL_S
+    assert time.monotonic() - begun < 2 * chat_template.LIMITS.wall_s
 
 
 @pytest.mark.full
@@ -260,7 +261,7 @@ def test_a_config_that_is_too_long(copy, monkeypatch):
 @pytest.mark.full
 def test_templates_that_wait(monkeypatch):
     """A process that computes nothing is ended too."""
-    monkeypatch.setattr(chat_template, "WALL_S", 0.3)
+    monkeypatch.setattr(chat_template, "LIMITS", chat_template.LIMITS._replace(wall_s=0.3))
     with pytest.raises(ModelError, match="takes too long"):
         TemplateRenderer(lambda messages: time.sleep(30) or "")("model", [])
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from functools import lru_cache
+
+from vidspec.limited import Limits, OverTime, run_limited
+from vidspec.process import Channel, ChildEnded, can_fork, spawn
 
 __all__ = ["ANY_OBJECT", "fields_schema", "json_grammar", "schema_properties"]
 
@@ -13,6 +17,8 @@ ANY_OBJECT = '{"type": "object"}'
 
 #: White space between the parts of a JSON text: at most a space, so that every answer is one short line.
 WHITESPACE = r"\x20?"
+#: Limits of the process that tries a grammar, and seconds for a spawned one to start.
+LIMITS, START_S = Limits(cpu_s=1, wall_s=10.0, room=512 << 20), 60.0
 
 
 def fields_schema(names: Sequence[str]) -> str:
@@ -33,7 +39,7 @@ def json_grammar(schema: str) -> str:
     """Return the grammar of the JSON texts that a schema (JSON itself) describes.
 
     Raises:
-        ValueError: the schema is no JSON Schema, or uses what ``llguidance`` does not support.
+        ValueError: the schema is no JSON Schema, uses what ``llguidance`` does not support, or takes too long.
         ModuleNotFoundError: ``llguidance`` is not installed.
     """
     from llguidance import LLMatcher
@@ -41,4 +47,37 @@ def json_grammar(schema: str) -> str:
     grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITESPACE})
     if problem := LLMatcher.validate_grammar(grammar):
         raise ValueError(problem.splitlines()[0])
+    if not _can_begin(grammar):
+        raise ValueError("it takes too much time or memory to follow")
     return grammar
+
+
+def _can_begin(grammar: str) -> bool:
+    """Return True if a text of the grammar can be begun within :data:`LIMITS`.
+
+    The limits of ``llguidance`` hold for texts: a ``multipleOf`` of seven digits takes minutes before the first token.
+    """
+    try:
+        if can_fork():
+            return run_limited(_begin, grammar, limits=LIMITS)
+        child = spawn(_serve, grammar, name="vidspec schema")
+        try:
+            child.receive(time.monotonic() + START_S + LIMITS.wall_s)
+        finally:
+            child.end()
+    except (OverTime, ChildEnded, TimeoutError):
+        return False
+    return True
+
+
+def _serve(channel: Channel, grammar: str) -> None:
+    """Try a grammar in a spawned process, which may fork."""
+    channel.send(run_limited(_begin, grammar, limits=LIMITS) if can_fork() else _begin(grammar))
+
+
+def _begin(grammar: str) -> bool:
+    """Compute the first tokens; return True."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    LLMatcher(LLTokenizer("byte"), grammar).compute_bitmask()
+    return True

@@ -7,24 +7,20 @@ not be forked: there a spawned process forks instead. Windows has no forks: ther
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from vidspec.errors import ModelError
-from vidspec.process import Channel, Child, ChildEnded, can_fork, fork, spawn
+from vidspec.limited import ATTEMPTS, Limits, OverTime, run_limited
+from vidspec.process import Channel, Child, ChildEnded, can_fork, spawn
 
-__all__ = ["TemplateRenderer", "set_limits"]
+__all__ = ["LIMITS", "TemplateRenderer"]
 
-#: Limits of the rendering process: CPU seconds, wall seconds, bytes beyond those it shares with this one.
-CPU_S, WALL_S, ROOM = 2, 10.0, 256 << 20
-#: Forks for one prompt, and seconds without any work after which one counts as stuck.
-ATTEMPTS, SILENT_S = 3, 1.0
+#: Limits of the rendering process.
+LIMITS = Limits(cpu_s=2, wall_s=10.0, room=256 << 20)
 #: Seconds for a spawned process to start.
 START_S = 120.0
 #: Maximum characters of a prompt; a context of 128k tokens has a few per token.
@@ -81,7 +77,7 @@ class TemplateRenderer:
             child = self._child = self._child or spawn(_serve, self.apply, name="vidspec templates")
             try:
                 child.send((messages, options))
-                reply: RenderedPrompt = child.receive(time.monotonic() + START_S + WALL_S)
+                reply: RenderedPrompt = child.receive(time.monotonic() + START_S + LIMITS.wall_s)
                 return reply
             except (ChildEnded, TimeoutError) as error:
                 self._child = None
@@ -117,43 +113,12 @@ def _serve(channel: Channel, apply: Callable[..., str]) -> None:
 def _render_in_fork(
     apply: Callable[..., str], messages: Sequence[Mapping[str, object]], options: Mapping[str, object]
 ) -> RenderedPrompt:
-    for _ in range(ATTEMPTS):
-        child = fork(_send_rendered, apply, messages, options)
-        try:
-            reply = _receive(child)
-        finally:
-            reason = child.end()
-        if reply is not None:
-            return reply
-    return RenderedPrompt("", f"cannot be rendered: its process ended {ATTEMPTS} times ({reason})")
-
-
-def _receive(child: Child) -> RenderedPrompt | None:
-    """Return a fork's reply; None where it fails for what is no fault of the template.
-
-    A template only computes, so a fork that sleeps waits for a lock that a thread of its parent held.
-    """
-    until = time.monotonic() + WALL_S
-    while (now := time.monotonic()) < until:
-        try:
-            reply: RenderedPrompt = child.receive(min(until, now + SILENT_S))
-            return reply
-        except TimeoutError:
-            if child.silent_s() >= SILENT_S:
-                return None
-        except ChildEnded as error:  # the kernel kills it at the limit of CPU time
-            return RenderedPrompt("", "takes too long") if error.reason in ("SIGKILL", "SIGXCPU") else None
-    return RenderedPrompt("", "takes too long")
-
-
-def _send_rendered(
-    channel: Channel,
-    apply: Callable[..., str],
-    messages: Sequence[Mapping[str, object]],
-    options: Mapping[str, object],
-) -> None:
-    set_limits()
-    channel.send(_render(apply, messages, options))
+    try:
+        return run_limited(_render, apply, messages, options, limits=LIMITS)
+    except OverTime:
+        return RenderedPrompt("", "takes too long")
+    except ChildEnded as error:
+        return RenderedPrompt("", f"cannot be rendered: its process ended {ATTEMPTS} times ({error.reason})")
 
 
 def _render(
@@ -169,16 +134,3 @@ def _render(
     if len(text) > LONGEST:
         return RenderedPrompt("", f"gives a prompt of {len(text)} characters")
     return RenderedPrompt(text)
-
-
-def set_limits() -> None:
-    """Limit the time and the memory of this process, which works on untrusted data, and silence it."""
-    import resource
-
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a library that panics prints its stack
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
-    with contextlib.suppress(OSError, ValueError):  # no /proc, or a limit below this already
-        held = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (held + ROOM, held + ROOM))

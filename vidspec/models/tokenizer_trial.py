@@ -10,8 +10,9 @@ from __future__ import annotations
 import time
 
 from vidspec.errors import ModelError
+from vidspec.limited import set_limits
 from vidspec.models.base import StockTokenizer
-from vidspec.models.chat_template import WALL_S, set_limits
+from vidspec.models.chat_template import LIMITS
 from vidspec.process import Channel, ChildEnded, can_fork, fork, spawn
 
 __all__ = ["try_tokenizer"]
@@ -51,7 +52,7 @@ def try_tokenizer(name: str, tokenizer: StockTokenizer, key: bytes | None = None
 def _problem_in_fork(tokenizer: StockTokenizer) -> str | None:
     child = fork(_answer, tokenizer)
     try:
-        problem: str | None = child.receive(time.monotonic() + WALL_S)
+        problem: str | None = child.receive(time.monotonic() + LIMITS.wall_s)
         return problem
     except (ChildEnded, TimeoutError):
         return "needs too much time or memory for a short text"
@@ -60,7 +61,7 @@ def _problem_in_fork(tokenizer: StockTokenizer) -> str | None:
 
 
 def _answer(channel: Channel, tokenizer: StockTokenizer) -> None:
-    set_limits()
+    set_limits(LIMITS)
     channel.send(_problem(tokenizer))
 
 

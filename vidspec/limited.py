@@ -1,0 +1,87 @@
+"""Run a function over untrusted data in a fork of this process, which the kernel ends at limits of time and memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, TypeVar, TypeVarTuple, cast
+
+from vidspec.process import Channel, Child, ChildEnded, fork
+
+__all__ = ["ATTEMPTS", "Limits", "OverTime", "run_limited", "set_limits"]
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+#: Forks for one call, and seconds without any work after which one counts as stuck.
+ATTEMPTS, SILENT_S = 3, 1.0
+
+
+class Limits(NamedTuple):
+    """CPU seconds, wall seconds, and bytes beyond those that the fork shares with its parent."""
+
+    cpu_s: int
+    wall_s: float
+    room: int
+
+
+class OverTime(Exception):
+    """The function has used up its time."""
+
+
+def run_limited(function: Callable[[*Args], T], *args: *Args, limits: Limits) -> T:
+    """Return what a function returns in a fork; it must only compute, and its result be picklable.
+
+    Raises:
+        OverTime: it took more than the CPU or wall seconds.
+        ChildEnded: it raised an exception, or its process ended, :data:`ATTEMPTS` times.
+    """
+    for _ in range(ATTEMPTS):
+        child = fork(_send_result, limits, function, args)
+        try:
+            if (reply := _receive(child, limits.wall_s)) is not None:
+                return cast(T, reply[0])
+        finally:
+            reason = child.end()
+    raise ChildEnded(reason)
+
+
+def _send_result(channel: Channel, limits: Limits, function: Callable[..., object], args: tuple[object, ...]) -> None:
+    set_limits(limits)
+    channel.send((function(*args),))
+
+
+def _receive(child: Child, wall_s: float) -> tuple[object] | None:
+    """Return a fork's reply; None where it fails for what may be no fault of the data.
+
+    The function only computes, so a fork that sleeps waits for a lock that a thread of its parent held.
+    """
+    until = time.monotonic() + wall_s
+    while (now := time.monotonic()) < until:
+        try:
+            reply: tuple[object] = child.receive(min(until, now + SILENT_S))
+            return reply
+        except TimeoutError:
+            if child.silent_s() >= SILENT_S:
+                return None
+        except ChildEnded as error:  # the kernel kills it at the limit of CPU time
+            if error.reason in ("SIGKILL", "SIGXCPU"):
+                raise OverTime from None
+            return None
+    raise OverTime
+
+
+def set_limits(limits: Limits) -> None:
+    """Limit the time and the memory of this process, which works on untrusted data, and silence it."""
+    import resource
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a library that panics prints its stack
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s))
+    with contextlib.suppress(OSError, ValueError):  # no /proc, or a limit below this already
+        held = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (held + limits.room, held + limits.room))

@@ -188,4 +188,10 @@ def test_a_schema_that_takes_minutes_before_the_first_token_is_refused(monkeypat
     with pytest.raises(ValueError, match="takes too much time"):
         json_grammar(json.dumps({"type": "integer", "multipleOf": 9_999_991 if forks else 9_999_973}))
     assert time.monotonic() - begun < (30 if forks else 90)
+    several = [
+        {"type": "integer", "multipleOf": 99_991},
+        {"type": "integer", "multipleOf": 99_989 if forks else 99_971},
+    ]
+    with pytest.raises(ValueError, match="takes too much time"):  # by its own limits
+        json_grammar(json.dumps({"allOf": several}))
     assert json_grammar(json.dumps({"type": "integer", "multipleOf": 5 if forks else 25}))

@@ -62,12 +62,11 @@ def _can_begin(grammar: str) -> bool:
             return run_limited(_begin, grammar, limits=LIMITS)
         child = spawn(_serve, grammar, name="vidspec schema")
         try:
-            child.receive(time.monotonic() + START_S + LIMITS.wall_s)
+            return bool(child.receive(time.monotonic() + START_S + LIMITS.wall_s))
         finally:
             child.end()
     except (OverTime, ChildEnded, TimeoutError):
         return False
-    return True
 
 
 def _serve(channel: Channel, grammar: str) -> None:
@@ -76,8 +75,9 @@ def _serve(channel: Channel, grammar: str) -> None:
 
 
 def _begin(grammar: str) -> bool:
-    """Compute the first tokens; return True."""
+    """Compute the first tokens; return False if that takes more than the limits of ``llguidance``."""
     from llguidance import LLMatcher, LLTokenizer
 
-    LLMatcher(LLTokenizer("byte"), grammar).compute_bitmask()
-    return True
+    matcher = LLMatcher(LLTokenizer("byte"), grammar)
+    matcher.compute_bitmask()
+    return not matcher.is_error()

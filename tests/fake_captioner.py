@@ -132,7 +132,7 @@ _MODEL = SimpleNamespace(
     decoder=SimpleNamespace(name="fused", why="a test"),
     matrices=(),
     note=None,
-    template_origin=None,
+    template=SimpleNamespace(origin=None),
 )
 #: Parts of a profile, as far as notes and the summary of loaded models name them.
 PARTS: dict[str, Any] = {

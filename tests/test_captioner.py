@@ -271,7 +271,7 @@ def test_many_clips_are_encoded_before_their_turn(captioner, monkeypatch, record
     for made in captioner.caption_many([CLIP] * 3, batch=2):
         assert made.token_ids == record.token_ids and made.kept_per_frame == record.kept_per_frame
         assert vision.has_feed
-        assert made.timings.get("vision", 0.0) < 0.1 * record.timings["vision"]
+        assert "preprocess" not in made.timings and "preprocess" in record.timings  # nor was the tower run in its turn
     assert len(fed) == 3 and min(fed) > 0 and not vision.has_feed
 
 

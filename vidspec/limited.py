@@ -1,4 +1,8 @@
-"""Run a function over untrusted data in a fork of this process, which the kernel ends at limits of time and memory."""
+"""Run a function over untrusted data in a process that the kernel ends at limits of time and memory.
+
+The process is a fork. A process that has started CUDA must not be forked: there a spawned process forks instead.
+Windows has no forks: there only the wall time is limited.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar, TypeVarTuple, cast
 
-from vidspec.process import Channel, Child, ChildEnded, fork
+from vidspec.process import Channel, Child, ChildEnded, can_fork, fork, spawn
 
-__all__ = ["ATTEMPTS", "Limits", "OverTime", "run_limited", "set_limits"]
+__all__ = ["ATTEMPTS", "START_S", "Limits", "OverTime", "run_limited", "set_limits"]
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
 #: Forks for one call, and seconds without any work after which one counts as stuck.
 ATTEMPTS, SILENT_S = 3, 1.0
+#: Seconds for a spawned process to start.
+START_S = 120.0
 
 
 class Limits(NamedTuple):
@@ -33,12 +39,19 @@ class OverTime(Exception):
 
 
 def run_limited(function: Callable[[*Args], T], *args: *Args, limits: Limits) -> T:
-    """Return what a function returns in a fork; it must only compute, and its result be picklable.
+    """Return what a function returns in a process with limits.
+
+    Args:
+        function: only computes; its result is picklable, and so are it and ``args`` where this process cannot fork.
+        args: its arguments.
+        limits: of the process.
 
     Raises:
         OverTime: it took more than the CPU or wall seconds.
         ChildEnded: it raised an exception, or its process ended, :data:`ATTEMPTS` times.
     """
+    if not can_fork():
+        return _run_spawned(function, args, limits)
     for _ in range(ATTEMPTS):
         child = fork(_send_result, limits, function, args)
         try:
@@ -47,6 +60,27 @@ def run_limited(function: Callable[[*Args], T], *args: *Args, limits: Limits) ->
         finally:
             reason = child.end()
     raise ChildEnded(reason)
+
+
+def _run_spawned(function: Callable[..., T], args: tuple[object, ...], limits: Limits) -> T:
+    child = spawn(_serve, limits, function, args, name="vidspec limited")
+    try:
+        reply: tuple[T] | None = child.receive(time.monotonic() + START_S + limits.wall_s)
+    except TimeoutError:
+        raise OverTime from None
+    finally:
+        child.end()
+    if reply is None:
+        raise OverTime
+    return reply[0]
+
+
+def _serve(channel: Channel, limits: Limits, function: Callable[..., object], args: tuple[object, ...]) -> None:
+    """Send the result of a call, in a tuple, from a spawned process; None if it took too long."""
+    try:
+        channel.send((run_limited(function, *args, limits=limits) if can_fork() else function(*args),))
+    except OverTime:
+        channel.send(None)
 
 
 def _send_result(channel: Channel, limits: Limits, function: Callable[..., object], args: tuple[object, ...]) -> None:

@@ -183,7 +183,7 @@ def test_what_is_no_schema(schema):
 @pytest.mark.parametrize("forks", [True, False])
 def test_a_schema_that_takes_minutes_before_the_first_token_is_refused(monkeypatch, forks):
     """The limits of llguidance do not hold there, and the thread that runs the models would wait for it."""
-    monkeypatch.setattr("vidspec.config.json_schema.can_fork", lambda: forks)
+    monkeypatch.setattr("vidspec.limited.can_fork", lambda: forks)
     begun = time.monotonic()
     with pytest.raises(ValueError, match="takes too much time"):
         json_grammar(json.dumps({"type": "integer", "multipleOf": 9_999_991 if forks else 9_999_973}))

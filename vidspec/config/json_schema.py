@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from functools import lru_cache
 
 from vidspec.limited import Limits, OverTime, run_limited
-from vidspec.process import Channel, ChildEnded, can_fork, spawn
+from vidspec.process import ChildEnded
 
 __all__ = ["ANY_OBJECT", "fields_schema", "json_grammar", "schema_properties"]
 
@@ -17,8 +16,8 @@ ANY_OBJECT = '{"type": "object"}'
 
 #: White space between the parts of a JSON text: at most a space, so that every answer is one short line.
 WHITESPACE = r"\x20?"
-#: Limits of the process that tries a grammar, and seconds for a spawned one to start.
-LIMITS, START_S = Limits(cpu_s=1, wall_s=10.0, room=512 << 20), 60.0
+#: Limits of the process that tries a grammar.
+LIMITS = Limits(cpu_s=1, wall_s=10.0, room=512 << 20)
 
 
 def fields_schema(names: Sequence[str]) -> str:
@@ -53,29 +52,18 @@ def json_grammar(schema: str) -> str:
 
 
 def _can_begin(grammar: str) -> bool:
-    """Return True if a text of the grammar can be begun within :data:`LIMITS`.
+    """Return True if the mask of the first token can be computed within :data:`LIMITS`.
 
-    The limits of ``llguidance`` hold for texts: a ``multipleOf`` of seven digits takes minutes before the first token.
+    ``llguidance`` has limits of its own, but not there: a ``multipleOf`` of seven digits takes minutes.
     """
     try:
-        if can_fork():
-            return run_limited(_begin, grammar, limits=LIMITS)
-        child = spawn(_serve, grammar, name="vidspec schema")
-        try:
-            return bool(child.receive(time.monotonic() + START_S + LIMITS.wall_s))
-        finally:
-            child.end()
-    except (OverTime, ChildEnded, TimeoutError):
+        return run_limited(_begin, grammar, limits=LIMITS)
+    except (OverTime, ChildEnded):
         return False
 
 
-def _serve(channel: Channel, grammar: str) -> None:
-    """Try a grammar in a spawned process, which may fork."""
-    channel.send(run_limited(_begin, grammar, limits=LIMITS) if can_fork() else _begin(grammar))
-
-
 def _begin(grammar: str) -> bool:
-    """Compute the first tokens; return False if that takes more than the limits of ``llguidance``."""
+    """Compute the mask of the first token; return False if ``llguidance`` meets a limit of its own."""
     from llguidance import LLMatcher, LLTokenizer
 
     matcher = LLMatcher(LLTokenizer("byte"), grammar)

@@ -28,7 +28,7 @@ SHARED = 512
 
 
 class PassRecord(NamedTuple):
-    """One pass: its sequences, its rows, those of prompts among each, and its time.
+    """One pass: its sequences and rows, the number of each that belong to prompts, and its time.
 
     A chain drafted in one call counts as the mean of its ``passes``; ``grows``: a tree grows with it.
     """

@@ -33,7 +33,7 @@ class TokenPrices:
         self._rows: list[float] = []
 
     def set_clips(self, clips: int) -> None:
-        """Set the number of clips in flight; the recent rate becomes that of as many clips."""
+        """Set the number of clips in flight, and convert the recent rate to it."""
         if clips != self.clips and self._seconds and self.costs["target"]:
             self._tokens *= clips / self.clips
             self._seconds *= self.costs.round_seconds(clips) / self.costs.round_seconds(self.clips)

@@ -14,15 +14,13 @@ from functools import partial
 from typing import NamedTuple
 
 from vidspec.errors import ModelError
-from vidspec.limited import ATTEMPTS, Limits, OverTime, run_limited
+from vidspec.limited import ATTEMPTS, START_S, Limits, OverTime, run_limited
 from vidspec.process import Channel, Child, ChildEnded, can_fork, spawn
 
 __all__ = ["LIMITS", "TemplateRenderer"]
 
 #: Limits of the rendering process.
 LIMITS = Limits(cpu_s=2, wall_s=10.0, room=256 << 20)
-#: Seconds for a spawned process to start.
-START_S = 120.0
 #: Maximum characters of a prompt; a context of 128k tokens has a few per token.
 LONGEST = 1 << 20
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 
 from vidspec.errors import ModelError
-from vidspec.limited import set_limits
+from vidspec.limited import START_S, set_limits
 from vidspec.models.base import StockTokenizer
 from vidspec.models.chat_template import LIMITS
 from vidspec.process import Channel, ChildEnded, can_fork, fork, spawn
@@ -23,8 +23,6 @@ TEXT = "".join(map(chr, range(32, 127))) + "\nDescribe the video in one sentence
 TOKENS, CHARACTERS = 16, 64
 #: Ids decoded at once.
 CHUNK = 4096
-#: Seconds for a spawned process to start.
-START_S = 120.0
 
 _tried: set[bytes] = set()
 

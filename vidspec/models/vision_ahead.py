@@ -61,7 +61,7 @@ class VisionAhead:
         return self._ready.pop(clip, {})
 
     def end_feed(self) -> None:
-        """Note that no thread prepares clips any more."""
+        """Reset :attr:`has_feed`: no thread prepares clips any more."""
         self.has_feed = False
 
     def close(self) -> None:

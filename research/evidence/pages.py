@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from research.evidence import gpu
 from research.evidence.parts import PAIRS, PARTS, Part
 from research.gains import gains
-from vidspec.bench.tables import inverted, table
+from vidspec.bench.tables import table
 from vidspec.embedded.prompts import QUESTIONS
 from vidspec.errors import VidspecError
 from vidspec.models.loading import embedded_folder
@@ -140,7 +140,7 @@ def readme(results: Results, machines: Sequence[Results] = ()) -> str:
                 span([row["decode"], *(one[name]["decode"] for one in others if name in one)]),
                 f"{row['tokens_per_s']:.0f}",
                 figure(row["tokens_per_target_pass"]),
-                times(inverted(row["first"])),
+                times(row["first"]),
                 span([row["end_to_end"], *(one[name]["end_to_end"] for one in others if name in one)]),
                 share(row, results),
             )
@@ -149,8 +149,8 @@ def readme(results: Results, machines: Sequence[Results] = ()) -> str:
         "method",
         "decoding",
         "tokens/s",
-        "tokens / pass",
-        "time to first token",
+        "tokens / target pass",
+        "first token",
         "end to end",
         "share of bandwidth limit",
     )
@@ -228,7 +228,7 @@ def profiles(both: Mapping[str, Results]) -> str:
             order.setdefault(named(row), {})[pair] = row
     heads = ["method"]
     for pair in both:
-        heads += [f"{pair}: tau", "tokens/s", "time to first token", "decoding", "end to end", "of limit"]
+        heads += [f"{pair}: tau", "tokens/s", "first token", "decoding", "end to end", "of limit"]
     lines, differing = [], []
     for name, by in order.items():
         cells = [name]
@@ -238,7 +238,7 @@ def profiles(both: Mapping[str, Results]) -> str:
                 continue
             if row["equal"] not in (None, row["clips"]):
                 differing.append(f"{name} of {row['clips'] - row['equal']} of {row['clips']} clips ({pair})")
-            cells += [figure(row["tau"]), f"{row['tokens_per_s']:.0f}", times(inverted(row["first"]))]
+            cells += [figure(row["tau"]), f"{row['tokens_per_s']:.0f}", times(row["first"])]
             cells += [times(row["decode"]), times(row["end_to_end"]), share(row, results)]
         lines.append(cells)
     same = f"Other tokens than `ar`: {', '.join(differing) or 'none'}."

@@ -6,7 +6,7 @@ A record with ``quality_only`` was made without valid times, so it has none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from research.compare import MIN_CLIPS
@@ -15,7 +15,7 @@ from research.pareto.quality import DRAWS, LEVEL, Estimate, Quality, median, qua
 from research.world.scoring import Statement
 from vidspec.bench.results import restore_caption
 from vidspec.bench.rows import speed_ups
-from vidspec.bench.tables import bullets, cell, heading, inverted, spread, table
+from vidspec.bench.tables import bullets, cell, heading, spread, table
 from vidspec.config.labels import DRAFT
 from vidspec.errors import OutputError
 from vidspec.events.record import Caption
@@ -198,7 +198,7 @@ def markdown(found: Outcome) -> str:
     """Return the table and a legend of its figures."""
     header = (
         f"{heading(one.also for one in found.methods)} | kind | clips | loose tokens | tau | mean tokens | "
-        f"time to first token | decode | end to end | fact F1 | retention | ROUGE-L | edit distance | "
+        f"first token | decode | end to end | fact F1 | retention | ROUGE-L | edit distance | "
         f"same as {found.baseline} | accepted by target | frontier"
     )
     timed = next((one.speed.clips for one in found.methods if one.speed), 0)
@@ -226,8 +226,7 @@ def markdown(found: Outcome) -> str:
 
 def _cells(one: Method) -> list[str]:
     found, speed = one.quality, one.speed
-    first = Estimate(*inverted(astuple(speed.first))) if speed else None
-    times = (first, speed.decode, speed.end_to_end) if speed else (None,) * 3
+    times = (speed.first, speed.decode, speed.end_to_end) if speed else (None,) * 3
     return [
         " = ".join((one.name, *one.also)),
         one.kind,

@@ -23,7 +23,7 @@ LEFT, RIGHT, TOP, BOTTOM = 46.0, 626.0, 14.0, 300.0
 CHARTS = {
     "decode": ("Decoding", "tokens a second after the first"),
     "end_to_end": ("End to end", "the total time of a clip, at equal text length"),
-    "first_time": ("Time to first token", "the time until the first token, shorter is better"),
+    "first": ("First token", "the time until the first token"),
 }
 
 

@@ -163,12 +163,12 @@ def markdown(rows: Sequence[StudiedRow]) -> str:
     tables = []
     for turn in _split_turns(rows):
         judged = any(row.accepted_by_target is not None for row in turn)
-        header = [heading(row.also for row in turn), "place", "time to first token", "decode", "end to end"]
+        header = [heading(row.also for row in turn), "place", "first token", "decode", "end to end"]
         lines = [
             [
                 row.names,
                 cell(row.place, "d"),
-                spread(row.first_time) + row.mark("first"),
+                spread(row.first) + row.mark("first"),
                 spread(row.decode) + row.mark("decode"),
                 spread(row.end_to_end) + row.mark("end_to_end"),
                 cell(row.model),

@@ -481,14 +481,14 @@ def test_baseline(vidspec, monkeypatch):
     monkeypatch.setattr("tests.fake_captioner.IDS", list(range(17)))
     ran = vidspec("caption", "good.mp4", "--baseline", "--format", "json")
     assert ran.records[0]["speed"]["baseline"]["decode"] == pytest.approx(3.0)
-    assert "against plain decoding: decode 3.00x, end to end 2.00x, time to first token 2.00x" in ran.err
+    assert "against plain decoding: decode 3.00x, end to end 2.00x, first token 0.50x" in ran.err
     assert "estimated" not in ran.err
 
 
 def test_the_baseline_of_a_short_text_has_no_figure(vidspec):
     ran = vidspec("caption", "good.mp4", "--baseline", "--format", "json")
     assert ran.records[0]["speed"]["baseline"]["decode"] is None
-    assert "against plain decoding: decode too short to measure, end to end 2.00x, time to first token 2.00x" in ran.err
+    assert "against plain decoding: decode too short to measure, end to end 2.00x, first token 0.50x" in ran.err
 
 
 def test_the_terms_of_the_field_are_for_verbose_runs(vidspec):
@@ -503,7 +503,7 @@ def test_a_speed_up_of_a_text_of_another_length_says_at_which_it_is():
     baseline = {"timings": {}, "tokens_per_s": 1.0, "time_to_first_token": 0.5, "decode": 3.0, "end_to_end": 2.0}
     for tokens, said in ((len(IDS), "end to end 2.00x"), (40, "end to end (of 40 tokens) 2.00x")):
         one = record(speed={"tokens_per_s": 4.0, "baseline": {**baseline, "tokens": tokens, "end_to_end_raw": 2.5}})
-        assert summary(one).endswith(f"decode 3.00x, {said}, time to first token 2.00x")
+        assert summary(one).endswith(f"decode 3.00x, {said}, first token 0.50x")
 
 
 def test_video_that_is_shown_otherwise_than_stored_is_noted():

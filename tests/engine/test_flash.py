@@ -97,7 +97,7 @@ def test_what_it_does_not_fit(package):
 def test_a_models_prompt(package, monkeypatch):
     model, prompt = case("qwen2_5_vl")
     got = Engine(model).prefill(prompt, 8).logits
-    assert len(CALLS) == model.decoder.depth
+    assert len(CALLS) == model.decoder.depth - 1  # the last block attends for one row
     monkeypatch.setattr(flash, "is_supported", lambda query: False)
     torch.testing.assert_close(got, Engine(model).prefill(prompt, 8).logits, rtol=0, atol=4e-5)
 

@@ -39,6 +39,41 @@ def test_they_are_what_observers_of_a_prompt_see(engine):
     torch.testing.assert_close(torch.cat([part.tapped for part in parts]), seen, rtol=1e-4, atol=1e-4)
 
 
+def test_after_the_last_block_only_rows_that_something_needs_remain(engine, monkeypatch):
+    decoder, first, other = engine.model.decoder, prompt(engine, 0), prompt(engine, 1)
+    half = first.length // 2
+
+    def batch():
+        prefixes = (first, first, other)
+        begun, tapped, whole = (engine.open(one.length, one.next_position - one.length) for one in prefixes)
+        return [
+            Rows(begun, prompt=first, stretch=(0, half)),
+            Rows(engine.prefill(other, 8).span, [5, 6, 7]),
+            Rows(tapped, prompt=first, stretch=(0, first.length), tapped=(1, LAYERS)),
+            Rows(whole, prompt=other, stretch=(0, other.length)),
+        ]
+
+    alone = [engine.run([rows])[0] for rows in batch()]
+    rows, counts, block = batch(), [], decoder.block
+
+    def counted(index, *given):
+        counts.append(len(out := block(index, *given)))
+        return out
+
+    monkeypatch.setattr(decoder, "block", counted)
+    together = engine.run(rows)
+    sizes, needed = list(map(len, rows)), [0, 3, first.length, 1]
+    assert counts == [sum(sizes)] * (LAYERS - 1) + [sum(needed if decoder.skips_rows else sizes)]
+    for one, beside, count in zip(alone, together, [0, 3, 1, 1], strict=True):
+        assert len(one.logits) == len(one.hidden) == count
+        torch.testing.assert_close(beside.logits, one.logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(together[2].tapped, alone[2].tapped, rtol=1e-4, atol=1e-4)
+    engine.run([Rows(rows[0].span, prompt=first, stretch=(half, first.length))])
+    span = rows[0].span  # its entries of the last block are complete
+    stored, expected = (one.entries_to_read(0)[0][LAYERS - 1] for one in (span, engine.prefill(first, 0).span))
+    torch.testing.assert_close(stored, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_windows_and_trees_together_have_those_they_have_alone(engine):
     ways = [
         ([5, 6, 7], None, (1, 2)),

@@ -154,7 +154,7 @@ def test_only_what_was_asked_for(engine, prefix):
 
 def test_taps_change_nothing(engine, prefix):
     plain = engine.prefill(prefix, 4)
-    watched = engine.prefill(prefix, 4, watch(prefix, attention=True, heads=True, hidden=range(LAYERS + 1)))
+    watched = engine.prefill(prefix, 4, watch(prefix, attention=True, heads=True, hidden=range(LAYERS)))
     assert torch.equal(plain.logits, watched.logits)
     reads = [span.slab.layers(span.start, span.start + span.length) for span in (plain.span, watched.span)]
     assert all(torch.equal(one, other) for one, other in zip(*reads, strict=True))

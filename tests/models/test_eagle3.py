@@ -38,6 +38,21 @@ def choices(head, seed=0):
     return dict(zip(head.tokens.tolist(), passed.logits[-1].tolist(), strict=True)), passed.tapped
 
 
+@pytest.mark.parametrize("normed", [False, True], ids=["state", "normed"])
+def test_of_a_prompt_its_block_goes_on_with_the_last_row_alone(tmp_path, target, monkeypatch, normed):
+    head = load(tmp_path, target, {**config(KIND), "norm_before_residual": normed})
+    counts, block, every = [], head.decoder.block, torch.arange(5)
+    monkeypatch.setattr(head.decoder, "block", lambda *given: counts.append(len(out := block(*given))) or out)
+    states = torch.randn(5, 3 * HIDDEN, generator=torch.Generator().manual_seed(0))
+    fed = head.fed(head.embed(every), head.joined(states), every.expand(head.decoder.axes, -1))
+    engine = Engine(head)
+    (whole,) = engine.run([Rows(engine.open(8), prompt=fed, stretch=(0, 5), tapped=(1,))])
+    span = engine.open(8)
+    first, last = (engine.run([Rows(span, prompt=fed, stretch=part)])[0] for part in [(0, 3), (3, 5)])
+    assert counts == [5, 0, 1] and not len(first.logits)
+    torch.testing.assert_close(last.logits, whole.logits, rtol=1e-4, atol=1e-4)
+
+
 def without(weights, *keys):
     return {key: value for key, value in weights.items() if key not in keys}
 

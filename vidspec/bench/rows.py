@@ -10,7 +10,7 @@ from statistics import fmean, median
 from types import MappingProxyType
 from typing import TypeAlias
 
-from vidspec.bench.tables import cell, heading, inverted, left_out_rows, spread, table
+from vidspec.bench.tables import cell, heading, left_out_rows, spread, table
 from vidspec.config.profiles import Profile
 from vidspec.events.compare import decode_rate, time_at_length
 from vidspec.events.counters import tau
@@ -71,11 +71,6 @@ class BenchRow:
     retention: float | None = None
     tokens: float | None = None
     end_to_end_raw: tuple[float, float, float] | None = None
-
-    @property
-    def first_time(self) -> tuple[float, float, float]:
-        """Time to first token over the baseline's, as tables show it: below 1 is shorter."""
-        return inverted(self.first)
 
     @property
     def names(self) -> str:
@@ -215,7 +210,7 @@ def markdown(
     header = (
         f"{heading(row.also for row in rows)} | "
         f"same tokens as {baseline} | tau | tokens / target pass | run length | acceptance | "
-        "visual tokens kept | tokens/s | share of limit | time to first token | decode"
+        "visual tokens kept | tokens/s | share of limit | first token | decode"
     ).split(" | ")
     differ = any(row.equal != row.clips for row in rows)
     header += ["mean tokens", "end to end at the baseline's length"] if differ else ["end to end"]
@@ -235,7 +230,7 @@ def markdown(
                 cell(row.kept, ".0%"),
                 spread((row.tokens_per_s, *row.rate_spread), ".0f", ""),
                 cell(None if row.context is None else passes / limit(row.context), ".0%"),
-                spread(row.first_time),
+                spread(row.first),
                 spread(row.decode),
                 *([cell(row.tokens, ".1f")] if differ else ()),
                 spread(row.end_to_end),

@@ -19,7 +19,6 @@ __all__ = [
     "cell",
     "facts_line",
     "heading",
-    "inverted",
     "left_out_rows",
     "spread",
     "table",
@@ -124,12 +123,6 @@ def facts_line(facts: Mapping[str, object]) -> str:
 def cell(value: float | None, form: str = ".2f", unit: str = "") -> str:
     """Format a figure; a dash for None."""
     return "-" if value is None else f"{value:{form}}{unit}"
-
-
-def inverted(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return speed-ups (median, least, greatest) as ratios of times, in the same order."""
-    middle, least, greatest = values
-    return 1 / middle, 1 / greatest, 1 / least
 
 
 def spread(values: Sequence[float] | None, form: str = ".2f", unit: str = "x") -> str:

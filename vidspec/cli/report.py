@@ -70,7 +70,7 @@ def summary(caption: Caption, *, verbose: bool = False) -> str:
         decode = "too short to measure" if baseline["decode"] is None else f"{baseline['decode']:.2f}x"
         ratios = [f"decode {decode}"]
         ratios += [f"end to end{at} {whole:.2f}x"] if whole else []
-        ratios += [f"time to first token {1 / first:.2f}x"] if first else []
+        ratios += [f"first token {first:.2f}x"] if first else []
         facts.append(f"against plain decoding: {', '.join(ratios)}")
     elif (estimate := caption.speed.get("estimate")) is not None:
         facts.append(f"decode {estimate:.2f}x est." if verbose else f"estimated {estimate:.1f}x plain decoding")

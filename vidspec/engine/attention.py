@@ -20,7 +20,7 @@ from vidspec.engine.rows import Rows
 from vidspec.engine.slab import LayerTensors
 from vidspec.engine.taps import Taps
 
-__all__ = ["AttentionWindow", "PassAttention", "attend", "merged_attention", "split_count"]
+__all__ = ["AttentionWindow", "PassAttention", "attend", "last_rows", "merged_attention", "split_count"]
 
 #: Most rows of a window that gets a mask on a CPU; longer stretches are merged, or left to flash-attn.
 _MASKED = 64
@@ -238,6 +238,8 @@ class PassAttention:
         cached: the layers that attend, in order; None if all do.
         mutual: True if adjacent visual tokens see each other in sliding-window layers.
         both_ways: layers in which all rows of a sequence see each other.
+        last: the last layer, and the number of each sequence's last rows that anything needs after it: all, or of a
+            prompt's stretch one or none. None if all rows are needed.
     """
 
     def __init__(
@@ -248,11 +250,12 @@ class PassAttention:
         cached: Sequence[int] | None = None,
         mutual: bool = False,
         both_ways: Collection[int] = (),
+        last: tuple[int, Sequence[int]] | None = None,
     ) -> None:
         self.batch, self.scaling, self._windows, self._both_ways = batch, scaling, windows, both_ways
         self._cache_layers = None if cached is None else {layer: at for at, layer in enumerate(cached)}
         self._sequences: list[_SequenceRows] = []
-        self._sizes = [len(rows) for rows in batch]
+        self._sizes, self._last = [len(rows) for rows in batch], last
         for rows, count in zip(batch, self._sizes, strict=True):
             keys, values = rows.span.entries_to_read(count)
             writes = rows.span.entries_to_write(count)
@@ -277,22 +280,30 @@ class PassAttention:
             entries: (R, 2, kv_heads, d), rotated keys and values.
 
         Returns:
-            (R, heads * d).
+            (R, heads * d), in the last layer of the rows that are needed after it.
         """
         entries = entries.permute(1, 2, 0, 3)
+        counts = self._sizes if self._last is None or layer != self._last[0] else self._last[1]
         if len(self._sequences) == 1:
-            return self._attend_sequence(self._sequences[0], layer, query, entries)
-        split = zip(self._sequences, query.split(self._sizes), entries.split(self._sizes, 2), strict=True)
-        return torch.cat([self._attend_sequence(part, layer, own, new) for part, own, new in split])
+            return self._attend_sequence(self._sequences[0], layer, query, entries, counts[0])
+        split = zip(self._sequences, query.split(self._sizes), entries.split(self._sizes, 2), counts, strict=True)
+        return torch.cat([self._attend_sequence(part, layer, own, new, count) for part, own, new, count in split])
+
+    def needed(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return those of the rows (R, any) that are needed after the last layer."""
+        return rows if self._last is None else last_rows(rows, self._sizes, self._last[1])
 
     def _attend_sequence(
-        self, part: _SequenceRows, layer: int, query: torch.Tensor, entries: torch.Tensor
+        self, part: _SequenceRows, layer: int, query: torch.Tensor, entries: torch.Tensor, needed: int
     ) -> torch.Tensor:
         at = layer if self._cache_layers is None else self._cache_layers[layer]
         part.writes[at].copy_(entries)
         keys, values = part.keys[at], part.values[at]
         if part.taps is not None:
             part.taps.observe_attention(layer, query, keys, self.scaling)
+        if needed < len(query):
+            query = query[len(query) - needed :]
+            return attend(query, keys, values, self.scaling) if needed else query.flatten(1)
         window, size = None, keys.shape[2] if self._windows is None else self._windows[layer]
         if part.places is not None and size is not None:
             window = AttentionWindow(size, *part.places, part.runs)
@@ -313,6 +324,13 @@ def _attend_to_all(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, 
     packed = query.view(rows, kv_heads, -1, width).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, width)
     out = F.scaled_dot_product_attention(packed, key, value, scale=scaling)
     return out.view(kv_heads, -1, rows, width).permute(2, 0, 1, 3).reshape(rows, heads * width)
+
+
+def last_rows(rows: torch.Tensor, sizes: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
+    """Return the last ``counts`` rows of consecutive stretches of ``sizes`` rows."""
+    if list(sizes) == list(counts):
+        return rows
+    return torch.cat([part[size - n :] for part, size, n in zip(rows.split(sizes), sizes, counts, strict=True)])
 
 
 def _visual_runs(rows: Rows) -> torch.Tensor:

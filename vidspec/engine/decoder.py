@@ -50,6 +50,7 @@ class Decoder(Protocol):
         state_inputs: of a head, whose rows are tokens joined with states; None of a language model.
         reads_context: True of a block head, whose earlier entries come from states of the target.
         both_ways: of a block head, the blocks in which all tokens of a sequence in a pass see each other.
+        skips_rows: True if the last block returns only the rows that :meth:`PassAttention.needed` names.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Decoder(Protocol):
     state_inputs: StateInputs | None
     reads_context: bool
     both_ways: frozenset[int]
+    skips_rows: bool
 
     @property
     def slab(self) -> Slab: ...

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Generic, cast
 
 import torch
 from typing_extensions import TypeVar
 
-from vidspec.engine.attention import PassAttention
+from vidspec.engine.attention import PassAttention, last_rows
 from vidspec.engine.choices import read_back_tokens
 from vidspec.engine.device import to_device
 from vidspec.engine.graph_drafts import replay_chains, replay_trees
@@ -22,7 +23,7 @@ from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError, VidspecError
 
 if TYPE_CHECKING:
-    from vidspec.engine.decoder import LanguageModel
+    from vidspec.engine.decoder import Decoder, LanguageModel
     from vidspec.engine.graphs import ReplayedPasses
     from vidspec.engine.head_states import ContextDecoder
     from vidspec.engine.requests import StaticTree
@@ -153,31 +154,34 @@ class Engine(Generic[M]):
         """Run one pass, kernel by kernel."""
         decoder = self.model.decoder
         rows, rotation = self._embed_rows(batch), decoder.rotation(self._row_positions(batch))
+        needed = _needed_counts(decoder, batch)
+        last = decoder.depth - 1, needed
         attention = PassAttention(
-            batch, decoder.scaling, decoder.windows, decoder.cached, decoder.mutual, decoder.both_ways
+            batch, decoder.scaling, decoder.windows, decoder.cached, decoder.mutual, decoder.both_ways, last
         )
         added = _deepstack_features(batch)
-        watched: list[tuple[Taps, slice]] = []
-        for part, start in zip(batch, _first_rows(batch), strict=True):
+        watched = list[tuple[Taps, slice, slice]]()
+        inside, after = _stretches(list(map(len, batch))), _stretches(needed)
+        for part, own, left in zip(batch, inside, after, strict=True):
             if part.taps is not None:
                 length = len(part) + part.span.length if part.prompt is None else part.prompt.length
                 part.taps.begin(part.span.length, length, decoder.cached)
-                watched.append((part.taps, slice(start, start + len(part))))
+                watched.append((part.taps, own, left))
         tapped = {block for part in batch for block in part.tapped}
         entering: dict[int, torch.Tensor] = {}
         for index in range(decoder.depth):
             if index in tapped:
                 entering[index] = rows  # no block writes to its input
-            for taps, inner in watched:
+            for taps, inner, _ in watched:
                 taps.observe_block_input(index, rows[inner])
             rows = decoder.block(index, rows, rotation, attention)
             for at, features in added.get(index, ()):
                 rows = rows.index_add(0, at.to(rows.device), features.to(rows))
-        for taps, inner in watched:
+        for taps, _, inner in watched:
             taps.observe_block_input(decoder.depth, rows[inner])
             taps.end()
-        passed = self._results(batch, rows)
-        return passed if not tapped else self._add_tapped(batch, passed, {**entering, decoder.depth: rows})
+        passed = self._results(batch, rows, needed)
+        return passed if not tapped else self._add_tapped(batch, passed, {**entering, decoder.depth: rows}, needed)
 
     @torch.inference_mode()
     def greedy(
@@ -357,24 +361,35 @@ class Engine(Generic[M]):
         flush()
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
-    def _results(self, batch: Sequence[Rows], rows: torch.Tensor) -> list[PassResult]:
-        """Return norm and logits of the requested rows, or of the last row of each sequence; the sequences grow."""
+    def _results(self, batch: Sequence[Rows], rows: torch.Tensor, needed: Sequence[int]) -> list[PassResult]:
+        """Return norm and logits of the requested rows, or of the last row of each sequence; the sequences grow.
+
+        Args:
+            batch: the rows of each sequence.
+            rows: output of the last block.
+            needed: rows of each sequence in it.
+        """
         model, decoder = self.model, self.model.decoder
         logit_counts = [len(part) if part.prompt is None else int(part.is_prompt_end) for part in batch]
         hidden_counts = [len(part) if part.states else count for part, count in zip(batch, logit_counts, strict=True)]
-        normed = decoder.norm(_last_rows(rows, list(map(len, batch)), hidden_counts))
-        logits = decoder.logits(_last_rows(normed, hidden_counts, logit_counts))[:, : model.vocabulary].to(model.device)
+        normed = decoder.norm(last_rows(rows, needed, hidden_counts))
+        logits = decoder.logits(last_rows(normed, hidden_counts, logit_counts))[:, : model.vocabulary].to(model.device)
         for part in batch:  # only now: a failed pass leaves its sequences unchanged
             part.span.length += len(part)
         return list(map(PassResult, logits.split(logit_counts), normed.split(hidden_counts)))
 
     def _add_tapped(
-        self, batch: Sequence[Rows], passed: Sequence[PassResult], entering: Mapping[int, torch.Tensor]
+        self,
+        batch: Sequence[Rows],
+        passed: Sequence[PassResult],
+        entering: Mapping[int, torch.Tensor],
+        needed: Sequence[int],
     ) -> list[PassResult]:
         """Return the results with the inputs of the blocks that each sequence taps."""
-        device, results = self.model.device, []
-        for part, result, start in zip(batch, passed, _first_rows(batch), strict=True):
-            states = [entering[block][start : start + len(part)].to(device) for block in part.tapped]
+        (device, depth), results = (self.model.device, self.model.decoder.depth), []
+        inside, after = _stretches(list(map(len, batch))), _stretches(needed)
+        for part, result, own, last in zip(batch, passed, inside, after, strict=True):
+            states = [entering[block][last if block == depth else own].to(device) for block in part.tapped]
             results.append(result._replace(tapped=torch.cat(states, dim=1)) if states else result)
         return results
 
@@ -394,31 +409,35 @@ def _chain_rows(
     ]
 
 
-def _last_rows(rows: torch.Tensor, sizes: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
-    """Return the last ``counts`` rows of consecutive stretches of ``sizes`` rows."""
-    if list(sizes) == list(counts):
-        return rows
-    return torch.cat([part[size - n :] for part, size, n in zip(rows.split(sizes), sizes, counts, strict=True)])
+def _stretches(counts: Sequence[int]) -> list[slice]:
+    """Return the rows of each sequence in a pass."""
+    return [slice(end - count, end) for count, end in zip(counts, accumulate(counts), strict=True)]
 
 
-def _first_rows(batch: Sequence[Rows]) -> list[int]:
-    """Return the first row of each sequence in the pass."""
-    starts, start = [], 0
-    for rows in batch:
-        starts.append(start)
-        start += len(rows)
-    return starts
+def _needed_counts(decoder: Decoder, batch: Sequence[Rows]) -> list[int]:
+    """Return how many last rows of each sequence are needed after the last block.
+
+    Of a prompt these are no more than the last one, whose logits follow: the others' keys and values suffice.
+    """
+    depth, counts = decoder.depth, [len(part) for part in batch]
+    prompts = [(at, part, part.prompt) for at, part in enumerate(batch) if part.prompt is not None]
+    if not decoder.skips_rows or any([len(prompt.visual.deepstack) >= depth for *_, prompt in prompts]):
+        return counts
+    for at, part, _ in prompts:
+        if not (part.states or depth in part.tapped or (part.taps is not None and depth in part.taps.hidden)):
+            counts[at] = int(part.is_prompt_end)
+    return counts
 
 
 def _deepstack_features(batch: Sequence[Rows]) -> dict[int, list[tuple[torch.Tensor, torch.Tensor]]]:
     """Return, for each early block, the rows of the pass that features are added to after it, and the features."""
     added: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-    for rows, start in zip(batch, _first_rows(batch), strict=True):
+    for rows, own in zip(batch, _stretches(list(map(len, batch))), strict=True):
         if rows.prompt is None or not rows.prompt.visual.deepstack:
             continue
         index = rows.prompt.visual.index
         inside = (index >= rows.stretch[0]) & (index < rows.stretch[1])
         for block, features in enumerate(rows.prompt.visual.deepstack):
-            at = index[inside] - rows.stretch[0] + start
+            at = index[inside] - rows.stretch[0] + own.start
             added.setdefault(block, []).append((at, features[inside.to(features.device)]))
     return added

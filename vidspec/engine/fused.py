@@ -10,11 +10,13 @@ import copy
 import math
 from collections.abc import Callable
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from vidspec.engine.attention import PassAttention
 from vidspec.engine.block_kernels import load_block_kernels, rms_norm
 from vidspec.engine.decoder import AttendFunction, sliding_windows
 from vidspec.engine.graph_step import StepAttention
@@ -167,6 +169,7 @@ class FusedDecoder:
     state_inputs: StateInputs | None = None
     reads_context = False
     both_ways: frozenset[int] = frozenset()
+    skips_rows = True
 
     def __init__(
         self,
@@ -257,6 +260,10 @@ class FusedDecoder:
     def block(self, index: int, rows: torch.Tensor, rotation: RotaryTables, attention: AttendFunction) -> torch.Tensor:
         block = self.blocks[index]
         attended = self._attend(index, block.qkv(block.before_attention(rows)), rotation, attention)
+        if len(attended) < len(rows):
+            rows = cast(PassAttention, attention).needed(rows)
+            if not len(rows):
+                return rows
         if self._kernels is None:
             rows = block.out.add(rows, attended)
             both = block.gate_up(block.before_mlp(rows))

@@ -82,6 +82,7 @@ class StockDecoder:
     state_inputs: StateInputs | None = None
     reads_context = False
     both_ways: frozenset[int] = frozenset()
+    skips_rows = False
 
     def __init__(self, language: StockModel, head: StockModel, why: str, budget: int | None = None) -> None:
         self.language, self.head, self.why, self._budget = language, head, why, budget

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import cached_property, partial
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch.nn import functional as F
 
+from vidspec.engine.attention import PassAttention
 from vidspec.engine.block_kernels import rms_norm
 from vidspec.engine.decoder import AttendFunction, sliding_windows
 from vidspec.engine.head_states import StateInputs
@@ -51,6 +52,8 @@ class Eagle3Decoder(HeadDecoder):
         packed: see :func:`~vidspec.engine.layouts.choose_packing`; None to multiply with the tensors as they are, which
             may be trained.
     """
+
+    skips_rows = True
 
     def __init__(
         self,
@@ -101,8 +104,12 @@ class Eagle3Decoder(HeadDecoder):
             for name, heads in zip(PROJECTIONS, sizes, strict=False)
         )
         entries = torch.stack([rotate(key, rotation), value], dim=1)
-        attended = attention(index, rotate(query, rotation), entries)
-        state = (normed if self._norm_first else state) + self._linear("midlayer.self_attn.o_proj", attended)
+        attended, state = attention(index, rotate(query, rotation), entries), normed if self._norm_first else state
+        if len(attended) < len(rows):
+            state = cast(PassAttention, attention).needed(state)
+            if not len(state):
+                return state
+        state = state + self._linear("midlayer.self_attn.o_proj", attended)
         inner = self._rms_norm("midlayer.post_attention_layernorm", state)
         gate = F.silu(self._linear("midlayer.mlp.gate_proj", inner))
         state = state + self._linear("midlayer.mlp.down_proj", gate * self._linear("midlayer.mlp.up_proj", inner))

@@ -66,6 +66,7 @@ class HeadDecoder(ABC):
     depth = 1
     mutual = reads_context = False
     both_ways: frozenset[int] = frozenset()
+    skips_rows = False
     cached: tuple[int, ...] | None = None
     state_bytes = numbers = 0
     matrices: Sequence[Matrix] = ()

@@ -27,6 +27,7 @@ BEGIN, END = "<!-- {}, written by make evidence -->", "<!-- end of {} -->"
 #: Names of the peers as the tables have them, and as a reader knows them.
 PEERS = {
     "openvino": "OpenVINO GenAI, plain",
+    "openvino-int8-cache": "OpenVINO, its default: an 8-bit cache",
     "vllm": "vLLM, CPU build, plain",
     "vllm-draft": "vLLM with the draft model",
     "vllm-ngram": "vLLM, prompt lookup",
@@ -54,6 +55,7 @@ README_ROWS = {
     "tabed-mt-star": "TABED: with and without the video",
     "hybrid": "the draft, or a lookup in earlier captions",
     "openvino": "",
+    "openvino-int8-cache": "",
     "vllm": "",
     "generate": "",
 }

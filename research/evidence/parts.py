@@ -86,7 +86,8 @@ PARTS: tuple[Part, ...] = (
         "memory bandwidth allows. *Speed model*: what the formulas of `research/speed.py` give for the "
         "forward times and accepted lengths of the same run.",
         "research.peers {clips:8} --profiles {lossless} --pair {pair} --repeats 1 --peer openvino={openvino} "
-        "--peer vllm={vllm} --peer vllm-draft={vllm} --peer vllm-ngram={vllm} --json {json}",
+        "--peer openvino-int8-cache={openvino} --peer vllm={vllm} --peer vllm-draft={vllm} --peer vllm-ngram={vllm} "
+        "--json {json}",
     ),
     *_of_both(
         "folder",
@@ -183,6 +184,6 @@ QUICK = Part(
     "As profiles-embedded-qwen, with fewer clips and the README's methods only.",
     (
         "research.peers {clips:8} --profiles {quick} --pair embedded-qwen --repeats 1 --peer openvino={openvino} "
-        "--peer vllm={vllm} --json {json}",
+        "--peer openvino-int8-cache={openvino} --peer vllm={vllm} --json {json}",
     ),
 )

@@ -26,7 +26,8 @@ def command(
         list[str] | None,
         typer.Option(
             metavar="NAME=PYTHON",
-            help="openvino, vllm, vllm-draft or vllm-ngram, and a Python interpreter that has it; may be repeated.",
+            help="openvino, openvino-int8-cache, vllm, vllm-draft or vllm-ngram, and a Python interpreter that has it; "
+            "may be repeated.",
         ),
     ] = None,
     models: ModelOptions,

@@ -40,7 +40,11 @@ class OpenVinoPipeline:
         folder = Path(about["place"]) / "exported"
         _export(about["model"], folder, weights, about["weights"])
         self.about, self.genai = about, openvino_genai
-        options = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": about["threads"]}
+        options = {
+            "INFERENCE_PRECISION_HINT": precision,
+            "KV_CACHE_PRECISION": "u8" if about["int8_cache"] else precision,  # u8 unless told, whatever the hint
+            "INFERENCE_NUM_THREADS": about["threads"],
+        }
         scheduling = openvino_genai.SchedulerConfig()
         scheduling.enable_prefix_caching = False  # a clip's second run would reuse its prompt
         scheduling.max_num_batched_tokens = 2**31 - 1  # the prompt in one pass, as without this config

@@ -33,6 +33,7 @@ __all__ = ["OUTSIDE", "ExternalPeer", "external_peers", "peer_interpreters"]
 #: Module that the other interpreter runs, by peer name.
 OUTSIDE = {
     "openvino": "research.peers.openvino_worker",
+    "openvino-int8-cache": "research.peers.openvino_worker",
     "vllm": "research.peers.vllm_worker",
     "vllm-draft": "research.peers.vllm_worker",
     "vllm-ngram": "research.peers.vllm_worker",
@@ -128,7 +129,7 @@ class ExternalPeer:
         if self._worker is None:
             adapter: Any = self.target
             target, draft = self.models
-            if self.profile.models.weights is not None and self.name != "openvino":
+            if self.profile.models.weights is not None and not self.name.startswith("openvino"):
                 raise UsageError(f"{self.name}: has no models.weights: {self.profile.models.weights}")
             speculation: dict[str, object] | None = None
             if self.name == "vllm-draft":
@@ -144,6 +145,7 @@ class ExternalPeer:
                 "speculation": speculation,
                 "dtype": str(self.target.dtype).removeprefix("torch."),
                 "weights": self.profile.models.weights,
+                "int8_cache": self.name == "openvino-int8-cache",
                 "max_batch": 1,
                 "prompt": self.profile.generate.prompt,
                 "system": self.profile.generate.system,

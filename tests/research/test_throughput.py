@@ -55,7 +55,7 @@ def test_throughput(command, monkeypatch, tmp_path):
         (("throughput", "a.mp4", "--json", "no/x.json"), "--json no/x.json: there is no folder no"),
         (("throughput", "a.mp4", "--profiles", "ar", "--draft", "x"), "--draft needs --target"),
         (("throughput", "a.mp4", "--earlier", "."), "--earlier .: has none of research/peers/profile_worker.py"),
-        (("peers", "--peer", "vllm"), "--peer vllm: must be one of openvino=PYTHON, vllm=PYTHON, vllm-draft"),
+        (("peers", "--peer", "vllm"), "--peer vllm: must be one of openvino=PYTHON, openvino-int8-cache"),
         (("peers", "--peer", "vllm=no/python"), "--peer vllm=no/python: no/python cannot be run"),
         (("peers", *2 * ("--peer", f"vllm={sys.executable}")), "--peer names vllm twice"),
         (("peers", "--turn", "Why?"), "peers know no dialogues"),

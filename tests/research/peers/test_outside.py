@@ -119,7 +119,9 @@ def test_weights_of_the_target_are_told_to_the_one_peer_that_can_round_them(peer
     told, start, label = [], outside.worker_command, f"ar{SMALL}+models.weights=int8"
     monkeypatch.setattr(outside, "worker_command", lambda *about: told.append(about) or start(*about))
     assert peer(name="openvino", label=label).caption(CLIP).profile == "openvino"
-    assert told[0][2]["weights"] == "int8"
+    assert told[0][2]["weights"] == "int8" and not told[0][2]["int8_cache"]
+    peer(name="openvino-int8-cache", label=label).caption(CLIP)
+    assert told[1][2]["weights"] == "int8" and told[1][2]["int8_cache"]
     with pytest.raises(PeerFailed, match=r"vllm: has no models\.weights: int8"):
         peer(label=label).caption(CLIP)
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar, TypeVarTuple, cast
 
 from vidspec.process import Channel, Child, ChildEnded, can_fork, fork, spawn
 
-__all__ = ["ATTEMPTS", "START_S", "Limits", "OverTime", "run_limited", "set_limits"]
+__all__ = ["ATTEMPTS", "START_S", "Limits", "OverTime", "run_limited"]
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -84,7 +84,7 @@ def _serve(channel: Channel, limits: Limits, function: Callable[..., object], ar
 
 
 def _send_result(channel: Channel, limits: Limits, function: Callable[..., object], args: tuple[object, ...]) -> None:
-    set_limits(limits)
+    _set_limits(limits)
     channel.send((function(*args),))
 
 
@@ -108,7 +108,7 @@ def _receive(child: Child, wall_s: float) -> tuple[object] | None:
     raise OverTime
 
 
-def set_limits(limits: Limits) -> None:
+def _set_limits(limits: Limits) -> None:
     """Limit the time and the memory of this process, which works on untrusted data, and silence it."""
     import resource
 

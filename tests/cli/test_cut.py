@@ -304,6 +304,27 @@ def test_segments_of_clips_in_shards_can_be_listed(film, vidspec):
     assert ran.code == 2 and "no folder out/a" in ran.err
 
 
+def test_a_merged_list_names_the_segments_that_are_there(film, vidspec):
+    """With the captions of the last command, also if the records come from another file of the run."""
+    assert vidspec(*CUT, "--template", "first, {caption}").code == 0
+    assert vidspec(*CUT, "--template", "ohwx, {caption}", "--format", "jsonl", "-o", "all.jsonl").code == 0
+    os.remove("out/good-002.mp4")
+    for sources in (["out/.vidspec.jsonl"], ["out/.vidspec.jsonl", "all.jsonl"]):
+        rows = [json.loads(line) for line in vidspec("merge", *sources, "--format", "huggingface").out.splitlines()]
+        assert [row["file_name"] for row in rows] == ["out/good-001.mp4", "out/good-003.mp4"]
+        assert {row["caption"] for row in rows} == {"ohwx, A red circle moves left."}
+
+
+def test_a_merged_list_joins_the_segments_of_films_that_were_not_cut(film, vidspec):
+    shutil.copy2(film, "whole.mp4")
+    os.utime("whole.mp4", (1, 1))
+    assert vidspec(*CUT).code == 0
+    assert vidspec("caption", "whole.mp4", "--segment", "0.8", "--format", "jsonl", "-o", "whole.jsonl").code == 0
+    assert vidspec("merge", "out/.vidspec.jsonl", "whole.jsonl", "--format", "musubi", "-o", "list.jsonl").code == 0
+    rows = [json.loads(line) for line in Path("list.jsonl").read_text().splitlines()]
+    assert [row["video_path"] for row in rows] == [*(f"out/good-00{number}.mp4" for number in (1, 2, 3)), "whole.mp4"]
+
+
 def test_a_dry_run_writes_nothing_and_names_the_folder(film, vidspec):
     ran = vidspec(*CUT, "--dry-run")
     assert "a video and a caption for each segment in out" in ran.err and not os.path.exists("out")

@@ -13,6 +13,7 @@ import transformers
 from research.random_init import random_model
 from tests.checkpoints import copy_checkpoint
 from tests.checkpoints.llava_onevision import pixels
+from vidspec import limited
 from vidspec.errors import ModelError
 from vidspec.models import chat_template, checkpoint_config, image_captioner, tokenizer_trial
 from vidspec.models.chat_template import TemplateRenderer
@@ -198,6 +199,36 @@ def test_tokenizers_that_do_not_end(copy, changed, says, monkeypatch):
     begun = time.monotonic()
     refused(load_model, copy, says=f"its tokenizer {says}")
     assert time.monotonic() - begun < 2 * chat_template.LIMITS.wall_s
+
+
+class DyingTokenizer:
+    """Ends so many processes that encode with it, each named in a folder."""
+
+    def __init__(self, folder, deaths):
+        self.folder, self.deaths = folder, deaths
+
+    def encode(self, _):
+        if len(os.listdir(self.folder)) < self.deaths:
+            os.mkdir(self.folder / str(os.getpid()))
+            os._exit(3)
+        return [0]
+
+    def get_vocab(self):
+        return {"a": 0}
+
+    def decode(self, _):
+        return "a"
+
+
+@pytest.mark.parametrize("deaths", [2, 3])
+def test_a_trial_whose_fork_dies_is_repeated(tmp_path, deaths):
+    """A lock that a thread held when it was forked is no fault of the tokenizer."""
+    tokenizer = DyingTokenizer(tmp_path, deaths)
+    if deaths < limited.ATTEMPTS:
+        tokenizer_trial.try_tokenizer("m", tokenizer)
+    else:
+        with pytest.raises(ModelError, match=r"m: its tokenizer needs too much memory .* or crashes \(exit code 3\)"):
+            tokenizer_trial.try_tokenizer("m", tokenizer)
 
 
 @pytest.mark.full

@@ -102,6 +102,18 @@ def test_of_two_captions_the_last_is_taken(tmp_path, recorded):
     assert [one["caption"] for one in merge_records([a, b])] == ["new"]
 
 
+def test_a_list_has_one_caption_of_each_clip(tmp_path, recorded):
+    """That of the last settings under which it did not fail."""
+
+    def under(settings, one):
+        return {**one, "job": {**one["job"], "settings": settings}}
+
+    old = [under("old", recorded(path)) for path in ("a.mp4", "b.mp4")]
+    new = [under("new", recorded("a.mp4")), under("new", recorded("b.mp4", error="x"))]
+    found = merge_records([write(tmp_path / "old", old), write(tmp_path / "new", new)], one_each=True)
+    assert [(one["path"], one["job"]["settings"]) for one in found] == [("a.mp4", "new"), ("b.mp4", "old")]
+
+
 def test_merge_does_not_depend_on_the_order_of_shards(tmp_path, recorded):
     a, b = (write(tmp_path / name, [recorded(f"{name}{number}.mp4") for number in range(3)]) for name in "ab")
     assert [*merge_records([a, b])] == [*merge_records([b, a])]

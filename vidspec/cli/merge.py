@@ -48,7 +48,7 @@ def merge(
         raise UsageError(f"--format {form}: merge writes text", hint="--format jsonl")
     if output != "-":
         check_output(Path(output), (), "--output", output_format.replaceable)
-    found = merge_records(files)
+    found = merge_records(files, one_each=output_format.lists_files)
     folder = "." if output == "-" else Path(output).parent
     texts = [key for key in SECOND_TEXTS if key in found.texts]
     output_format = make_format(form, several=True, raw_csv=csv_raw, data=found.data, texts=texts, folder=folder)

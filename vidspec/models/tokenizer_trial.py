@@ -7,13 +7,11 @@ prompt with limits.
 
 from __future__ import annotations
 
-import time
-
 from vidspec.errors import ModelError
-from vidspec.limited import START_S, set_limits
+from vidspec.limited import OverTime, run_limited
 from vidspec.models.base import StockTokenizer
 from vidspec.models.chat_template import LIMITS
-from vidspec.process import Channel, ChildEnded, can_fork, fork, spawn
+from vidspec.process import ChildEnded
 
 __all__ = ["try_tokenizer"]
 
@@ -40,43 +38,16 @@ def try_tokenizer(name: str, tokenizer: StockTokenizer, key: bytes | None = None
     """
     if key in _tried:
         return
-    problem = _problem_in_fork(tokenizer) if can_fork() else _problem_in_spawned(tokenizer)
+    try:
+        problem = run_limited(_problem, tokenizer, limits=LIMITS)
+    except OverTime:
+        problem = "takes too long for a short text"
+    except ChildEnded as error:
+        problem = f"needs too much memory for a short text, or crashes ({error.reason})"
     if problem is not None:
         raise ModelError(f"{name}: its tokenizer {problem}", hint="take the original tokenizer.json", kind="unreadable")
     if key is not None:
         _tried.add(key)
-
-
-def _problem_in_fork(tokenizer: StockTokenizer) -> str | None:
-    child = fork(_answer, tokenizer)
-    try:
-        problem: str | None = child.receive(time.monotonic() + LIMITS.wall_s)
-        return problem
-    except (ChildEnded, TimeoutError):
-        return "needs too much time or memory for a short text"
-    finally:
-        child.end()
-
-
-def _answer(channel: Channel, tokenizer: StockTokenizer) -> None:
-    set_limits(LIMITS)
-    channel.send(_problem(tokenizer))
-
-
-def _problem_in_spawned(tokenizer: StockTokenizer) -> str | None:
-    """Fork a spawned process; without forks the time is limited alone."""
-    child = spawn(_serve, tokenizer, name="vidspec tokenizer")
-    try:
-        problem: str | None = child.receive(time.monotonic() + START_S)
-        return problem
-    except (ChildEnded, TimeoutError) as error:
-        return f"cannot be tried: its process ended ({error or 'it hangs'})"
-    finally:
-        child.end()
-
-
-def _serve(channel: Channel, tokenizer: StockTokenizer) -> None:
-    channel.send(_problem_in_fork(tokenizer) if can_fork() else _problem(tokenizer))
 
 
 def _problem(tokenizer: StockTokenizer) -> str | None:

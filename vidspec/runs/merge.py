@@ -8,7 +8,7 @@ file.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import SEEK_END
 from itertools import chain
@@ -21,7 +21,7 @@ from vidspec.errors import UsageError
 from vidspec.escaping import one_line
 from vidspec.events.record import RecordDict, checking_records
 from vidspec.files import encode_line
-from vidspec.runs.file_states import is_mark
+from vidspec.runs.file_states import FileMarks, is_mark
 from vidspec.runs.formats.base import SECOND_TEXTS, OutputFormat, PartFormat, make_format
 from vidspec.runs.journal import parse_record
 
@@ -91,6 +91,17 @@ class MergedRecords(Sequence[RecordDict]):
     def __iter__(self) -> Iterator[RecordDict]:
         return self._read(self.places)
 
+    def listed(self) -> Iterator[RecordDict]:
+        """Yield the records for a list of files: of a film that ``--cut`` cut, the segments whose videos are there."""
+        from vidspec.runs.segment_files import SegmentVideos
+
+        videos = SegmentVideos((path.parent, mark) for path in self.sources for mark in FileMarks.read(path))
+        for record in self:
+            if not videos.was_cut(record):
+                yield record
+            elif (clip := videos.clip(record)) is not None:
+                yield clip
+
     def _read(self, places: Iterable[_Place]) -> Iterator[RecordDict]:
         opened: dict[int, BinaryIO] = {}
         try:
@@ -116,8 +127,12 @@ class MergedRecords(Sequence[RecordDict]):
                 file.close()
 
 
-def merge_records(paths: Iterable[Path]) -> MergedRecords:
+def merge_records(paths: Iterable[Path], *, one_each: bool = False) -> MergedRecords:
     """Merge the records of all ``paths``; per captioning the last success wins, else the last failure.
+
+    Args:
+        paths: files of records.
+        one_each: of a clip that was captioned in several ways, take the last one.
 
     Raises:
         UsageError: a file cannot be read or holds anything other than records.
@@ -137,12 +152,22 @@ def merge_records(paths: Iterable[Path]) -> MergedRecords:
                 merged.data |= dict.fromkeys(answer, True) if isinstance(answer := record.get("data"), dict) else {}
     cut_clips = {(clip, settings) for clip, settings, segment in best if segment is not None}
     # A failure to cut a clip is void once it has been cut.
-    void = {(*whole, None) for whole in cut_clips}
+    void: set[tuple[str, str, int | None]] = {(*whole, None) for whole in cut_clips}
+    if one_each:
+        latest = _latest_settings(best)
+        void |= {key for key in best if key[1] != latest[key[0]]}
     merged.places = sorted((one for key, one in best.items() if key not in void), key=lambda place: place[:4])
     return merged
 
 
-def render_records(records: Sequence[RecordDict], form: OutputFormat, *, measured: bool = True) -> Iterator[bytes]:
+def _latest_settings(places: Mapping[tuple[str, str, int | None], _Place]) -> dict[str, str]:
+    """Return the settings of the last success of each clip, else of its last failure, by their first records."""
+    failures = dict.fromkeys(key[:2] for key, place in places.items() if place.failed)
+    successes = dict.fromkeys(key[:2] for key, place in places.items() if not place.failed)
+    return dict(chain(failures, successes))
+
+
+def render_records(records: MergedRecords, form: OutputFormat, *, measured: bool = True) -> Iterator[bytes]:
     """Yield the content of one file of all records, piece by piece if the format has lines.
 
     Args:
@@ -165,7 +190,7 @@ def render_records(records: Sequence[RecordDict], form: OutputFormat, *, measure
                 if line is not None:
                     yield encode_line(f"{line}\n")
         else:
-            yield form.content(records)
+            yield form.content(records.listed() if form.lists_files else records)
 
 
 def is_part(path: Path) -> bool:

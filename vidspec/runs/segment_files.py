@@ -20,7 +20,8 @@ from vidspec.events.record import RecordDict
 from vidspec.events.tally import counted
 from vidspec.runs.clip_files import ClipFiles
 from vidspec.runs.containers import ShardFiles
-from vidspec.runs.formats.base import flat_record, segment_of
+from vidspec.runs.file_states import FileMark
+from vidspec.runs.formats.base import flat_record, make_format, segment_of
 from vidspec.runs.job import Job, JobConfig
 from vidspec.runs.journal import unwritable_error
 from vidspec.runs.reader import ClipReader
@@ -30,7 +31,7 @@ from vidspec.runs.sidecars import SegmentNames, SidecarNames
 if TYPE_CHECKING:
     from vidspec.video.cutting import CutKind
 
-__all__ = ["SegmentFiles"]
+__all__ = ["SegmentFiles", "SegmentVideos"]
 
 
 class _WrittenVideo(NamedTuple):
@@ -193,18 +194,11 @@ class SegmentFiles(ClipFiles):
 
     def listed(self, records: Iterable[RecordDict]) -> Iterator[RecordDict]:
         """Yield the segments whose videos are there, as clips of their own."""
-        latest = {mark.file: mark for mark in self.store.journals.of().index.marks}
-        videos: dict[str | None, list[Path]] = {}
-        for mark in latest.values():
-            videos.setdefault(mark.settings, []).append(Path(self._segment_names.folder or ".", mark.file))
+        folder = Path(self._segment_names.folder or ".")
+        videos = SegmentVideos((folder, mark) for mark in self.store.journals.of().index.marks)
         for record in records:
-            if (number := segment_of(record)) is None:
-                continue
-            name = self._segment_names.video(Job(path=record["path"], segment=number)).name
-            found = [one for one in videos.get(_bounds(record), ()) if one.name == name and one.exists()]
-            folder = os.path.dirname(os.path.abspath(record["path"]))
-            for video in sorted(found, key=lambda one: _shared_end(one.parent, folder))[-1:]:  # of copies of a film
-                yield {**record, "path": str(video)}
+            if segment_of(record) is not None and (clip := videos.clip(record)) is not None:
+                yield clip
 
     def settle(self) -> None:
         """Stop writing, and show what is written; the next run writes the rest of an interrupted one."""
@@ -225,6 +219,38 @@ class SegmentFiles(ClipFiles):
         how = ", ".join(filter(None, (f"{copied} copied" if copied else "", why)))
         if how:
             yield f"{counted(copied + encoded, 'segment')} written to {self._segment_names.folder}: {how}"
+
+
+class SegmentVideos:
+    """Videos of segments, by film and bounds.
+
+    Args:
+        marks: of the journals of their runs, each with the journal's folder.
+    """
+
+    def __init__(self, marks: Iterable[tuple[Path, FileMark]]) -> None:
+        self._names = SegmentNames(make_format("txt"), None, None, "")
+        self._films: set[str] = set()
+        self._videos: dict[str, list[Path]] = {}
+        latest: dict[Path, str] = {}
+        for folder, mark in marks:
+            latest[folder / mark.file] = bounds = mark.settings or ""
+            self._films.add(_film(bounds))
+        for video, bounds in latest.items():
+            self._videos.setdefault(bounds, []).append(video)
+
+    def was_cut(self, record: RecordDict) -> bool:
+        """Return True if a record is about a segment of a film of which videos were written."""
+        return segment_of(record) is not None and _film(_bounds(record)) in self._films
+
+    def clip(self, record: RecordDict) -> RecordDict | None:
+        """Return the record of a segment as that of its video; None if there is none."""
+        name = self._names.video(Job(path=record["path"], segment=segment_of(record))).name
+        found = [one for one in self._videos.get(_bounds(record), ()) if one.name == name and one.exists()]
+        folder = os.path.dirname(os.path.abspath(record["path"]))
+        if not found:
+            return None
+        return {**record, "path": str(max(found, key=lambda one: _shared_end(one.parent, folder)))}  # copies of a film
 
 
 def _remove(part: Path) -> None:
@@ -252,3 +278,8 @@ def _bounds(record: RecordDict) -> str:
     about = flat_record(record)
     content = about.get("sha256") or f"{about.get('size')} {about.get('mtime_ns')}"
     return f"{content} {about.get('start'):g}-{about.get('end'):g}"
+
+
+def _film(bounds: str) -> str:
+    """Return the part of :func:`_bounds` that stands for the film."""
+    return bounds.rpartition(" ")[0]

@@ -109,19 +109,19 @@ class MediaReader:
                     return request
                 loop = asyncio.get_running_loop()
                 # no name for the future: its exception's traceback refers to this frame, a cycle that keeps the request
-                return replace(request, clip=await loop.run_in_executor(self._pool, self._read, chat, spool, files))
+                return await loop.run_in_executor(self._pool, self._read, request, chat, spool, files)
             except VidspecError as error:
                 raise ApiError(error.message, media.field, code=error.kind) from error
 
-    def _read(self, chat: ChatRequest, spool: BinaryIO, files: Sequence[_Medium]) -> Clip:
+    def _read(
+        self, request: CaptionRequest, chat: ChatRequest, spool: BinaryIO, files: Sequence[_Medium]
+    ) -> CaptionRequest:
         reader = self._readers.get()
         try:
             clip = self._read_frames(reader, chat, spool, files)
         finally:
             self._readers.put(reader)
-        with suppress(Exception):  # it recurs, and is reported, when the clip is captioned
-            self._client.inputs.vision.prepare(clip)
-        return clip
+        return self._client.inputs.read_ahead(replace(request, clip=clip))
 
     def _read_frames(self, reader: ClipReader, chat: ChatRequest, spool: BinaryIO, files: Sequence[_Medium]) -> Clip:
         import numpy as np

@@ -41,8 +41,9 @@ _AAC_RATES = {16_000, 22_050, 24_000, 32_000, 44_100, 48_000}
 _LAYOUTS = {1: "mono", 6: "5.1"}
 #: Formats of pixels that libx264 takes as they are; others become 8-bit 4:2:0.
 _PIXEL_FORMATS = {"yuv420p", "yuvj420p", "yuv422p", "yuv444p", "yuv420p10le", "yuv422p10le", "yuv444p10le"}
-#: Visually lossless. The number of threads is fixed since the bytes depend on it; few pictures are held ahead.
-_X264 = {"crf": "16", "preset": "veryfast"}
+#: Visually lossless. The number of threads is fixed since the bytes depend on it; few pictures are held ahead. With
+#: AVX-512, ``mbtree`` of x264 reads uninitialised memory if the width is not a multiple of 128: the bytes would vary.
+_X264 = {"crf": "17", "preset": "veryfast", "mbtree": "0"}
 _THREADS = 4
 #: Parts have times in milliseconds.
 _SLACK = 0.000501

@@ -126,12 +126,13 @@ class PrunedTargetEngine:
         positions = prefix.positions.reshape(decoder.axes, -1)
         stages = method.stages(decoder.depth) if len(visual) else {}
         attention: PassAttention | None = None
+        last = (decoder.depth - 1, [1]) if decoder.skips_rows and len(visual.deepstack) < decoder.depth else None
         for index in range(decoder.depth):
             if attention is None or index + 1 in stages:
                 observed = _BlockAttention(index) if index + 1 in stages else None
                 passing = Rows(span, prompt=prefix, stretch=(0, len(rows)), taps=observed)
                 rotation = decoder.rotation(positions[:, rows])
-                attention = PassAttention([passing], decoder.scaling, decoder.windows)
+                attention = PassAttention([passing], decoder.scaling, decoder.windows, last=last)
             counts.append(len(rows))
             hidden = decoder.block(index, hidden, rotation, attention)
             if index < len(visual.deepstack):

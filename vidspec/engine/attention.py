@@ -301,10 +301,10 @@ class PassAttention:
         keys, values = part.keys[at], part.values[at]
         if part.taps is not None:
             part.taps.observe_attention(layer, query, keys, self.scaling)
-        if needed < len(query):
-            query = query[len(query) - needed :]
-            return attend(query, keys, values, self.scaling) if needed else query.flatten(1)
         window, size = None, keys.shape[2] if self._windows is None else self._windows[layer]
+        if needed < len(query):  # one row, whose window ends with it, or none
+            row, first = query[len(query) - needed :], -(size or 0)
+            return attend(row, keys[:, :, first:], values[:, :, first:], self.scaling) if needed else row.flatten(1)
         if part.places is not None and size is not None:
             window = AttentionWindow(size, *part.places, part.runs)
         if layer in self._both_ways and len(query) > 1:

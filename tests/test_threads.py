@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -16,8 +17,11 @@ import torch
 from research.world.samples import draw
 from tests.ready_clips import ReadyClips
 from tests.tiers import full_but
+from vidspec import garbage
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
+from vidspec.decoding import engine_thread
+from vidspec.decoding.engine_thread import EngineThread
 from vidspec.errors import ArgumentError, ClosedError, GenerationError, UsageError, VidspecError
 from vidspec.events.events import Finished, Opened, Prefilled, Restarted, Round
 from vidspec.models.request import CaptionRequest, DialogueTurn
@@ -381,3 +385,18 @@ def test_an_unknown_argument_names_the_nearest(small_captioner, method):
     assert isinstance(caught.value, TypeError) and isinstance(caught.value, VidspecError)
     with pytest.raises(ArgumentError, match="there are start, end, prompt"):
         getattr(small_captioner, method)("clip.mp4", *more, zzz=1)
+
+
+def test_a_thread_that_outlives_its_target_has_ended_before_the_interpreter(monkeypatch):
+    """Else torch aborts the process: the thread leaves its code while the interpreter is no more."""
+    monkeypatch.setattr(EngineThread, "_running", weakref.WeakSet())
+    late = threading.Event()
+    monkeypatch.setattr(garbage, "collect_if_due", lambda: late.wait(BLOCKED))
+    target = type("Target", (), {})()
+    engine = EngineThread.of(target)
+    assert engine.call(lambda: 3) == 3
+    thread = engine._thread
+    del engine, target
+    threading.Timer(0.1, late.set).start()
+    engine_thread._stop_all()
+    assert late.is_set() and not thread.is_alive()

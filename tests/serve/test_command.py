@@ -112,7 +112,8 @@ def test_a_review_and_its_end(tmp_path):
             saved = httpx.post(f"{url}clips/1/save", json={"text": "By hand.", "version": ""})
             assert saved.json()["state"] == "foreign" and (tmp_path / "clip.txt").read_text() == "By hand.\n"
             server.send_signal(signal.SIGINT)
-            assert server.wait(30) == 0
-            assert "loading the built-in models" in server.stderr.read()
+            said = server.stderr.read()
+            assert server.wait(30) == 0, said
+            assert "loading the built-in models" in said
         finally:
             server.kill()

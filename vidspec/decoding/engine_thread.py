@@ -98,6 +98,8 @@ class EngineThread:
 
     _threads: ClassVar[weakref.WeakKeyDictionary[VideoLanguageModel, EngineThread]] = weakref.WeakKeyDictionary()
     _finding: ClassVar[threading.Lock] = threading.Lock()
+    #: With a running thread, also after its target is gone.
+    _running: ClassVar[weakref.WeakSet[EngineThread]] = weakref.WeakSet()
 
     def __init__(self) -> None:
         self.wake = WakeEvent()
@@ -172,6 +174,7 @@ class EngineThread:
                 if self._thread is None:
                     self._process = os.getpid()
                     self._thread = threading.Thread(target=self._run, name="vidspec-engine", daemon=True)
+                    self._running.add(self)
                     self._thread.start()
         if self._process != os.getpid():
             raise GenerationError(
@@ -405,7 +408,7 @@ class EngineThread:
 @atexit.register
 def _stop_all() -> None:
     """End the threads before the interpreter does: it would crash a pass that is running then."""
-    for engine in list(EngineThread._threads.values()):
+    for engine in list(EngineThread._running):
         engine._stop()
         if engine._thread is not None:
             engine._thread.join(LAST_PASS)

@@ -98,7 +98,7 @@ class EngineThread:
 
     _threads: ClassVar[weakref.WeakKeyDictionary[VideoLanguageModel, EngineThread]] = weakref.WeakKeyDictionary()
     _finding: ClassVar[threading.Lock] = threading.Lock()
-    #: With a running thread, also after its target is gone.
+    #: Those whose thread has started, also after their target is gone.
     _running: ClassVar[weakref.WeakSet[EngineThread]] = weakref.WeakSet()
 
     def __init__(self) -> None:

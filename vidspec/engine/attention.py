@@ -238,8 +238,8 @@ class PassAttention:
         cached: the layers that attend, in order; None if all do.
         mutual: True if adjacent visual tokens see each other in sliding-window layers.
         both_ways: layers in which all rows of a sequence see each other.
-        last: the last layer, and the number of each sequence's last rows that anything needs after it: all, or of a
-            prompt's stretch one or none. None if all rows are needed.
+        last: the last layer, and how many of each sequence's last rows are needed after it: all, or of a prompt's
+            stretch one or none. None if all rows are needed.
     """
 
     def __init__(
@@ -280,7 +280,7 @@ class PassAttention:
             entries: (R, 2, kv_heads, d), rotated keys and values.
 
         Returns:
-            (R, heads * d), in the last layer of the rows that are needed after it.
+            (R, heads * d); in the last layer without the rows that are not needed after it.
         """
         entries = entries.permute(1, 2, 0, 3)
         counts = self._sizes if self._last is None or layer != self._last[0] else self._last[1]

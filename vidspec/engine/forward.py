@@ -154,14 +154,15 @@ class Engine(Generic[M]):
         """Run one pass, kernel by kernel."""
         decoder = self.model.decoder
         rows, rotation = self._embed_rows(batch), decoder.rotation(self._row_positions(batch))
-        needed = _needed_counts(decoder, batch)
+        sizes = [len(part) for part in batch]
+        needed = _needed_counts(decoder, batch, sizes)
         last = decoder.depth - 1, needed
         attention = PassAttention(
             batch, decoder.scaling, decoder.windows, decoder.cached, decoder.mutual, decoder.both_ways, last
         )
-        added = _deepstack_features(batch)
+        inside, after = _stretches(sizes), _stretches(needed)
+        added = _deepstack_features(batch, inside)
         watched = list[tuple[Taps, slice, slice]]()
-        inside, after = _stretches(list(map(len, batch))), _stretches(needed)
         for part, own, left in zip(batch, inside, after, strict=True):
             if part.taps is not None:
                 length = len(part) + part.span.length if part.prompt is None else part.prompt.length
@@ -181,7 +182,9 @@ class Engine(Generic[M]):
             taps.observe_block_input(decoder.depth, rows[inner])
             taps.end()
         passed = self._results(batch, rows, needed)
-        return passed if not tapped else self._add_tapped(batch, passed, {**entering, decoder.depth: rows}, needed)
+        if not tapped:
+            return passed
+        return self._add_tapped(batch, passed, {**entering, decoder.depth: rows}, inside, after)
 
     @torch.inference_mode()
     def greedy(
@@ -383,13 +386,19 @@ class Engine(Generic[M]):
         batch: Sequence[Rows],
         passed: Sequence[PassResult],
         entering: Mapping[int, torch.Tensor],
-        needed: Sequence[int],
+        inside: Sequence[slice],
+        after: Sequence[slice],
     ) -> list[PassResult]:
-        """Return the results with the inputs of the blocks that each sequence taps."""
-        (device, depth), results = (self.model.device, self.model.decoder.depth), []
-        inside, after = _stretches(list(map(len, batch))), _stretches(needed)
-        for part, result, own, last in zip(batch, passed, inside, after, strict=True):
-            states = [entering[block][last if block == depth else own].to(device) for block in part.tapped]
+        """Return the results with the inputs of the blocks that each sequence taps.
+
+        Args:
+            batch, passed: the rows of each sequence, and their results.
+            entering: rows that enter each tapped block, and after the last one.
+            inside, after: rows of each sequence in the blocks, and after the last one.
+        """
+        device, depth, results = self.model.device, self.model.decoder.depth, list[PassResult]()
+        for part, result, own, left in zip(batch, passed, inside, after, strict=True):
+            states = [entering[block][left if block == depth else own].to(device) for block in part.tapped]
             results.append(result._replace(tapped=torch.cat(states, dim=1)) if states else result)
         return results
 
@@ -410,16 +419,16 @@ def _chain_rows(
 
 
 def _stretches(counts: Sequence[int]) -> list[slice]:
-    """Return the rows of each sequence in a pass."""
+    """Return the consecutive stretches of ``counts`` rows."""
     return [slice(end - count, end) for count, end in zip(counts, accumulate(counts), strict=True)]
 
 
-def _needed_counts(decoder: Decoder, batch: Sequence[Rows]) -> list[int]:
-    """Return how many last rows of each sequence are needed after the last block.
+def _needed_counts(decoder: Decoder, batch: Sequence[Rows], sizes: Sequence[int]) -> Sequence[int]:
+    """Return the number of last rows of each sequence that are needed after the last block, of ``sizes`` rows.
 
-    Of a prompt these are no more than the last one, whose logits follow: the others' keys and values suffice.
+    Of a prompt only the last row has logits, and none before its last stretch; of the others keys and values suffice.
     """
-    depth, counts = decoder.depth, [len(part) for part in batch]
+    depth, counts = decoder.depth, list(sizes)
     prompts = [(at, part, part.prompt) for at, part in enumerate(batch) if part.prompt is not None]
     if not decoder.skips_rows or any([len(prompt.visual.deepstack) >= depth for *_, prompt in prompts]):
         return counts
@@ -429,15 +438,17 @@ def _needed_counts(decoder: Decoder, batch: Sequence[Rows]) -> list[int]:
     return counts
 
 
-def _deepstack_features(batch: Sequence[Rows]) -> dict[int, list[tuple[torch.Tensor, torch.Tensor]]]:
+def _deepstack_features(
+    batch: Sequence[Rows], inside: Sequence[slice]
+) -> dict[int, list[tuple[torch.Tensor, torch.Tensor]]]:
     """Return, for each early block, the rows of the pass that features are added to after it, and the features."""
     added: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-    for rows, own in zip(batch, _stretches(list(map(len, batch))), strict=True):
+    for rows, own in zip(batch, inside, strict=True):
         if rows.prompt is None or not rows.prompt.visual.deepstack:
             continue
         index = rows.prompt.visual.index
-        inside = (index >= rows.stretch[0]) & (index < rows.stretch[1])
+        read = (index >= rows.stretch[0]) & (index < rows.stretch[1])
         for block, features in enumerate(rows.prompt.visual.deepstack):
-            at = index[inside] - rows.stretch[0] + own.start
-            added.setdefault(block, []).append((at, features[inside.to(features.device)]))
+            at = index[read] - rows.stretch[0] + own.start
+            added.setdefault(block, []).append((at, features[read.to(features.device)]))
     return added

@@ -179,25 +179,32 @@ def _rates_of(weights: Literal["int8", "int4"]) -> str:
 
 
 def _kernel_by_kernel(cards: Sequence[DataSheet]) -> str:
-    """Return the predictions of listed targets whose blocks run kernel by kernel, one clip of 2,000 visual tokens."""
-    lines = []
+    """Return the predictions of listed targets whose blocks run kernel by kernel, one clip of 2,000 visual tokens.
+
+    Targets and cards of the same figures share a line; a target that does not fit a card has none.
+    """
+    lines: dict[tuple[str, ...], list[str]] = {}
     for target in dict.fromkeys(pair.target for pair in known_pairs()):
         if (cost := cost_of_known(target)) is None or cost.eager is None:
             continue
+        alike: dict[tuple[str, ...], list[str]] = {}
         for card in cards:
             one = _forecast(card, target, 1, VISUAL[0])
+            if one.plain.fits is False:
+                continue
             share = min(one.plain.tokens_per_s * cost.launches * LAUNCH, 1)
-            best = ["-", "-"] if one.best is None else [one.best.name, f"{one.best.gain:.2f}x"]
-            fits = one.plain.fits is not False
-            cells = [_rate(one.plain), f"{share:.0%}", *best] if fits else ["-"] * 4
-            lines.append([target.name, card.name, f"{cost.launches:,}", *cells])
-    heads = ["target", "card", "launches a pass", "plain", "of it launching", "best draft", "gain"]
+            best = ("-", "-") if one.best is None else (one.best.name, f"{one.best.gain:.2f}x")
+            figures: tuple[str, ...] = (f"{cost.launches:,}", _rate(one.plain), f"{share:.0%}", *best)
+            alike.setdefault(figures, []).append(card.name)
+        for figures, names in alike.items():
+            lines.setdefault((", ".join(names), *figures), []).append(target.name)
+    heads = ["targets", "cards", "launches a pass", "plain", "of it launching", "best draft", "gain"]
     return (
         f"Their blocks run kernel by kernel: a pass takes at least {LAUNCH * 1e6:g} us for each counted kernel, as "
         "measured with other blocks on one host, and a draft of such "
         "blocks a wait for each token. Of a mixture a pass reads E (1 - (1 - k/E)^rows) of a block's E experts, k for "
-        "each row; recurrent states are read and written once. One clip of 2,000 visual tokens.\n\n"
-        + table(heads, lines)
+        "each row; recurrent states are read and written once. One clip of 2,000 visual tokens, on the cards that hold "
+        "the target.\n\n" + table(heads, [(", ".join(targets), *cells) for cells, targets in lines.items()])
     )
 
 

@@ -230,17 +230,17 @@ def profiles(both: Mapping[str, Results]) -> str:
             order.setdefault(named(row), {})[pair] = row
     heads = ["method"]
     for pair in both:
-        heads += [f"{pair}: tau", "tokens/s", "first token", "decoding", "end to end", "of limit"]
+        heads += [f"{pair}: tau", "tokens/s", "decoding", "end to end", "of limit"]
     lines, differing = [], []
     for name, by in order.items():
         cells = [name]
         for pair, results in both.items():
             if (row := by.get(pair)) is None:
-                cells += ["-"] * 6
+                cells += ["-"] * 5
                 continue
             if row["equal"] not in (None, row["clips"]):
                 differing.append(f"{name} of {row['clips'] - row['equal']} of {row['clips']} clips ({pair})")
-            cells += [figure(row["tau"]), f"{row['tokens_per_s']:.0f}", times(row["first"])]
+            cells += [figure(row["tau"]), f"{row['tokens_per_s']:.0f}"]
             cells += [times(row["decode"]), times(row["end_to_end"]), share(row, results)]
         lines.append(cells)
     same = f"Other tokens than `ar`: {', '.join(differing) or 'none'}."
@@ -332,7 +332,7 @@ SECTIONS = {
     "Profiles and peers": (
         "Single clips of 32 frames, two cores. *tau*: drafted tokens accepted per verification. *Of limit*: passes per "
         "second over those that the memory bandwidth allows. Ratios are medians over clips of ratios to `ar`. Every "
-        "profile, with spreads, run lengths, kept tokens and the speed model: {links}."
+        "profile, with first tokens, spreads, run lengths, kept tokens and the speed model: {links}."
     ),
     "Folders": (
         "Clips per second from the first file opened to the last record written, with 8 frames and one thread per "

@@ -23,6 +23,7 @@ from vidspec.runs.devices import device_groups
 from vidspec.runs.job import Job, JobConfig
 from vidspec.runs.local import caption_locally
 from vidspec.runs.pool import CaptionerFactory, DeviceGroup, JobBegun, TaskQueue, WorkerExit, run_on_workers, serve_jobs
+from vidspec.runs.ray_engine import connect_ray
 from vidspec.runs.records import SettingsDigest, content_of, record_of
 from vidspec.runs.replicas import _Replicas, replica_outcomes
 
@@ -263,6 +264,24 @@ def test_a_death_before_anything_is_captioned_blames_what_was_there():
         assert queue.take(who).number == 1 and queue.take(who) is None
         assert len(queue.fail_worker(who, "exit code 9")) == fails
     assert queue.over
+
+
+@pytest.mark.parametrize(
+    ("address", "error", "hint"),
+    [
+        (None, Exception("The current node timed out.\nMore."), "--replicas alone uses this machine without Ray"),
+        ("ray://there:1", ConnectionError("The current node timed out."), "set RAY_AUTH_MODE=token"),
+    ],
+)
+def test_ray_that_does_not_start_is_one_line(monkeypatch, address, error, hint):
+    def init(**_options):
+        raise error
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
+    with pytest.raises(DeviceError) as caught:
+        connect_ray(address)
+    assert caught.value.message == f"no Ray cluster at {address or 'this machine'}: The current node timed out."
+    assert hint in caught.value.hint
 
 
 def groups(monkeypatch, gpus, replicas, changes=None, **more):

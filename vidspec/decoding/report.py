@@ -30,6 +30,7 @@ from vidspec.models.detokenizer import CLOSING_TAG
 if TYPE_CHECKING:
     from vidspec.decoding.sequence import Sequence
     from vidspec.decoding.setup import DecodingSetup
+    from vidspec.video.base import Clip
 
 __all__ = ["parse_json", "report"]
 
@@ -44,7 +45,7 @@ def report(sequence: Sequence, models: ModelsRecord) -> Caption:
         sequence: a clip that has emitted all its rounds.
         models: the record's entry on the models.
     """
-    setup, read, rounds, clip = sequence.setup, sequence.prefilled, sequence.rounds, sequence.job.frames
+    setup, read, rounds = sequence.setup, sequence.prefilled, sequence.rounds
     if read is None or sequence.text is None:
         raise AssertionError("a text begins with Prefilled")
     counters, token_ids = count_rounds(rounds, sequence.draft_forwards), sequence.token_ids
@@ -61,15 +62,7 @@ def report(sequence: Sequence, models: ModelsRecord) -> Caption:
         profile=setup.profile.name,
         seed=sequence.seed,
         models=models,
-        video=cast(
-            "VideoRecord",
-            {
-                **{key: value for key, value in asdict(clip.facts).items() if value is not None},
-                "damage": list(clip.facts.damage),
-                "frames": len(clip.frames),
-                "timestamps": [round(float(t), 6) for t in clip.timestamps],
-            },
-        ),
+        video=_video(sequence.job.frames),
         counters=cast(
             "CountsRecord",
             {
@@ -104,6 +97,14 @@ def report(sequence: Sequence, models: ModelsRecord) -> Caption:
         reasoning=reasoning,
         trace=sequence.trace,
     )
+
+
+def _video(clip: Clip) -> VideoRecord:
+    """Return the record's entry on the clip."""
+    facts = {key: value for key, value in asdict(clip.facts).items() if value is not None}
+    timestamps = [round(float(t), 6) for t in clip.timestamps]
+    facts |= {"damage": list(clip.facts.damage), "frames": len(clip.frames), "timestamps": timestamps}
+    return cast("VideoRecord", facts)
 
 
 def _finished_text(sequence: Sequence, ended: str) -> tuple[str, str | None]:

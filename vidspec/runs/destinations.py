@@ -94,17 +94,16 @@ def plan_destinations(
         message = f"{spec.output or spec.output_dir}: a URL is an output of shards only"
         hint = f"caption .tar or .parquet files with --format {SHARD_FORMAT} --output-dir URL"
         raise UsageError(message, hint=hint)
-    destinations: list[Destination] = []
-    each: list[SidecarNames] = []
     cut = None if spec.cut is None else SegmentNames(make_format("txt"), spec.cut, None, profile.name)
     if cut is not None:
         _check_cut(cut, spec, forms, entries)
+    each: list[SidecarNames] = []
+    if spec.cut is None:
+        own = [form for form in forms if writes_clip_file(spec, form)]
+        each = [SidecarNames(form, spec.output_dir, spec.name, profile.name) for form in own]
+    destinations: list[Destination] = []
     for form in forms:
-        if writes_clip_file(spec, form):
-            if spec.cut is None:
-                each.append(SidecarNames(form, spec.output_dir, spec.name, profile.name))
-            continue
-        if not prints and spec.output is None and not _leaves_stdout(spec, form):
+        if writes_clip_file(spec, form) or not (prints or spec.output is not None or _leaves_stdout(spec, form)):
             continue
         path = _path_for_all(spec, form, shard, several=len(forms) > 1)
         _check_place(path, form, forms, [place.path for place in destinations], several=found.several)
@@ -113,11 +112,7 @@ def plan_destinations(
         folder = path.parent if path else "."
         several, raw = found.several, spec.csv_raw
         form = make_format(form.name, several=several, raw_csv=raw, data=data, texts=texts, folder=folder)
-        for entry in entries:
-            if cut is not None and form.lists_files:
-                form.check_clip(str(cut.video(entry)), None)
-            else:
-                form.check_clip(entry.path, entry.shard)
+        _check_clips(form, entries, cut)
         destinations.append(Destination((form,), path))
     if each and spec.output_dir is None and any(entry.shard for entry in entries):
         message = f"--format {each[0].form.name}: a clip of a shard has no folder of its own"
@@ -127,14 +122,30 @@ def plan_destinations(
         destinations.append(Destination(tuple(one.form for one in each), names=tuple(each)))
     if cut is not None:
         destinations.append(Destination((cut.form,), segments=cut))
-    for option in ("overwrite", "retry_failed", "checksum"):
-        if getattr(spec, option) and not any(one.path or one.names or one.segments for one in destinations):
-            name = option.replace("_", "-")
-            raise UsageError(f"--{name} needs an output file", hint="name one with -o FILE or --output-dir DIR")
+    _check_has_file(spec, destinations)
     _check_existing(spec, each or [one.segments for one in destinations if one.segments])
     if spec.output_dir is not None and os.path.exists(spec.output_dir) and not os.path.isdir(spec.output_dir):
         raise UsageError(f"--output-dir {spec.output_dir}: is not a folder")
     return destinations
+
+
+def _check_clips(form: OutputFormat, entries: Sequence[Job], cut: SegmentNames | None) -> None:
+    """Refuse clips that a format of one file cannot name; one that lists files has the segments of a cut."""
+    for entry in entries:
+        if cut is not None and form.lists_files:
+            form.check_clip(str(cut.video(entry)), None)
+        else:
+            form.check_clip(entry.path, entry.shard)
+
+
+def _check_has_file(spec: RunSpec, destinations: Sequence[Destination]) -> None:
+    """Refuse options about earlier output if the run writes standard output alone."""
+    if any(one.path or one.names or one.segments for one in destinations):
+        return
+    for option in ("overwrite", "retry_failed", "checksum"):
+        if getattr(spec, option):
+            name = option.replace("_", "-")
+            raise UsageError(f"--{name} needs an output file", hint="name one with -o FILE or --output-dir DIR")
 
 
 def _check_cut(names: SegmentNames, spec: RunSpec, forms: Sequence[OutputFormat], entries: Sequence[Job]) -> None:

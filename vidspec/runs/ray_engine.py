@@ -25,7 +25,7 @@ def connect_ray(address: str | None = None) -> ModuleType:
 
     Raises:
         UsageError: Ray is not installed.
-        DeviceError: there is no cluster at ``address``.
+        DeviceError: there is no cluster at ``address``, or a new one does not start in time (Ray waits 30 seconds).
     """
     try:
         ray = import_module("ray")
@@ -34,8 +34,12 @@ def connect_ray(address: str | None = None) -> ModuleType:
     if not ray.is_initialized():
         try:
             ray.init(address=address, logging_level=logging.WARNING)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            hint = None if address is None else "set RAY_AUTH_MODE=token if the cluster has tokens"
+        except Exception as error:  # of a slow start Ray raises a plain one
+            hint = (
+                "--replicas alone uses this machine without Ray"
+                if address is None
+                else "set RAY_AUTH_MODE=token if the cluster has tokens"
+            )
             raise DeviceError(
                 f"no Ray cluster at {address or 'this machine'}: {_first_line(error)}", hint=hint
             ) from None

@@ -86,7 +86,6 @@ class Operators(TorchDispatchMode):
 
 @torch.inference_mode()
 def test_a_recurrent_layer_launches_as_much_for_a_window_as_for_a_token(engine, prefix):
-    """OPERATORS is in docs/internals/engine.md."""
     span, decoder, counts = engine.prefill(prefix, 200).span, engine.model.decoder, []
     module = decoder.language.layers[0].linear_attn
     for size in (1, 2, 6, 33):

@@ -253,7 +253,7 @@ def test_named_files_exist(page):
 
 
 def test_index_names_every_page():
-    listed = re.findall(r"^\| \[[^]]+\]\((\S+)\.md\) \|", PAGES["index"], re.MULTILINE)
+    listed = re.findall(r"^- \[[^]]+\]\((\S+)\.md\): ", PAGES["index"], re.MULTILINE)
     wanted = {path.relative_to(ROOT / "docs").with_suffix("") for name, path in FILES.items() if name != "README"}
     assert sorted(map(Path, listed)) == sorted(wanted - {Path("index")})
 

@@ -24,7 +24,7 @@ def pages(nav):
 
 def test_the_site_has_the_pages_of_the_index_in_its_order():
     index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\| \[([^]]+)\]\((\S+\.md)\) \|", index, re.MULTILINE)
+    listed = re.findall(r"^- \[([^]]+)\]\((\S+\.md)\): ", index, re.MULTILINE)
     assert [*pages(CONFIG["nav"])] == [("Documentation", "index.md"), *listed]
 
 

@@ -28,15 +28,15 @@ def test_speeds_are_those_of_the_card_and_memory_is_that_of_the_clip():
 
 
 def test_the_page_has_the_least_gain_of_cards_of_its_memories():
-    """The row of each memory names targets and, in words, their drafts."""
+    """The item of each memory names targets and, in words, their drafts."""
     drafts = {"Qwen/Qwen3-VL-32B-Instruct": "Qwen/Qwen3-VL-2B-Instruct"}
     drafts["llava-hf/llava-onevision-qwen2-7b-ov-hf"] = "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"
     page = (Path(__file__).parents[2] / "docs" / "use" / "own-models.md").read_text()
-    rows = re.findall(r"^\| (\d+) GB \| (.*) \| (.*x) \|$", page, re.MULTILINE)
-    assert [int(memory) for memory, _, _ in rows] == [16, 24, 80]
-    for memory, taken, gains in rows:
+    items = re.findall(r"^- (\d+) GB: (.*(?:\n  .*)*)", page, re.MULTILINE)
+    assert [int(memory) for memory, _ in items] == [16, 24, 80]
+    for memory, taken in items:
         alike = [key for key, card in cards().items() if card.memory == int(memory) * 10**9]
-        for target, gain in zip(re.findall("`([^`]*)`", taken), gains.split("; "), strict=True):
+        for target, gain in zip(re.findall("`([^`]*)`", taken), re.findall(r"[\d.]+x", taken), strict=True):
             model, draft = known_model(target), drafts.get(target, "self-int4")
             every = [predictions_of_published(model, cards()[key], MemoryWorkload(), None).found for key in alike]
             found = [one.gain for on_card in every for one in on_card if one.name == draft]

@@ -180,8 +180,7 @@ def test_the_library_as_it_is_shown(page, folder, capfd):
     for clip in shipped():
         Path("clips").mkdir(exist_ok=True)
         shutil.copy(clip, "clips")
-    text = PAGES[page].replace("```\n<!-- next cell -->\n```python\n", "")
-    text = text.replace("Qwen/Qwen2.5-VL-7B-Instruct", "vidspec/embedded/pair_qwen/target")  # no download
+    text = PAGES[page].replace("Qwen/Qwen2.5-VL-7B-Instruct", "vidspec/embedded/pair_qwen/target")  # no download
     for code in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         exec(compile(code, page, "exec"), {})
         assert capfd.readouterr().out.strip()

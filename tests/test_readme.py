@@ -228,8 +228,8 @@ def test_extras_are_installed_from_a_checkout_or_by_their_packages():
     """No package index has vidspec; the reference lists the packages, and hints name some of these."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     named = {extra: {Requirement(one).name for one in some} for extra, some in project["optional-dependencies"].items()}
-    rows = [[cell.strip(" `") for cell in row.split("|")] for row in section("reference", "Extras").splitlines()]
-    assert {row[1]: set(row[2].split(", ")) for row in rows if row[1:2] and row[1] in named} == {
+    listed = re.findall(r"^- `([\w-]+)` \((.*?)\): ", section("reference", "Extras"), re.MULTILINE)
+    assert {extra: set(packages.split(", ")) for extra, packages in listed} == {
         extra: some for extra, some in named.items() if extra != "test"
     }
     known = set().union({Requirement(one).name for one in project["dependencies"]}, {"triton-windows"}, *named.values())

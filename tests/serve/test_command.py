@@ -95,11 +95,24 @@ def test_a_server_and_its_end(tmp_path, monkeypatch):
         (("--max-media", "big"), "--max-media big: must be a size"),
         (("--keep-videos", "some"), "--keep-videos some: must be a size"),
         (("--batch", "0"), "--batch 0: must be auto or a number"),
+        (("--prompt", "What?", "--prompt", "Where?"), "--prompt is given 2 times, and serve takes one"),
     ],
 )
 def test_options_that_are_refused(options, message, capfd):
     assert cli.main(["serve", "--port", "0", *options] if "--host" not in options else ["serve", *options]) == 2
     assert message in capfd.readouterr().err
+
+
+def test_a_review_asks_one_prompt(capfd):
+    assert cli.main(["review", str(shipped()[0]), "--prompt", "What?", "--prompt", "Where?"]) == 2
+    assert "--prompt is given 2 times, and review takes one" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "said"), [("serve", "where a request has no text"), ("review", "captioned again")])
+def test_the_help_of_a_prompt_is_the_commands_own(command, said, capsys):
+    assert cli.main([command, "--help"]) == 0
+    found = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert said in found and "manifest's column" not in found.partition("--prompt ")[2].partition("--max-new-tokens")[0]
 
 
 @pytest.mark.full

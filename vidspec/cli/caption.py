@@ -18,7 +18,7 @@ def caption(spec: RunSpec, options: TerminalOptions) -> int:
     --help-all shows all options; docs/use/reference.md describes them.
 
     Exit codes: 0 all clips captioned, 1 some clip failed, 2 usage or profile error,
-    3 model or device unavailable, 130 interrupted, 143 terminated.
+    3 model or device unavailable, 4 output lost, 129 hung up, 130 interrupted, 143 terminated.
     """
     from vidspec.cli.printed import printed_log
     from vidspec.cli.terminal import TerminalReporter, run_on_terminal

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeAlias, TypeVar, get_args, get_type_hints
 
 import typer
@@ -100,13 +101,16 @@ class _OptionGroup(Generic[T]):
     Args:
         group: the class.
         names: the options to take, if any are named; the others keep their defaults.
+        helps: help of options that mean something else in this command.
     """
 
-    def __init__(self, group: Callable[..., T], names: Collection[str]) -> None:
+    def __init__(self, group: Callable[..., T], names: Collection[str], helps: Mapping[str, str]) -> None:
         self.group, self.parameters = group, dict[str, Parameter]()
         self.keys: dict[str, str] = {}  # section of each option that is a key
         options = self._run_options() if group is RunSpec else self._field_options(group)
         self.parameters = {option.name: option for option in options if not names or option.name in names}
+        for name in self.parameters.keys() & helps.keys():
+            self.parameters[name].annotation.__metadata__[0].help = helps[name]
 
     def _run_options(self) -> Iterator[Parameter]:
         yield from field_parameters(COMPLETIONS, {"format": f"{', '.join(format_names())}. "})
@@ -141,11 +145,14 @@ class _OptionGroup(Generic[T]):
         return self.group(**values, **sections)
 
 
-def flatten_options(*names: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
+def flatten_options(
+    *names: str, helps: Mapping[str, str] = MappingProxyType({})
+) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Decorator: flatten parameters of a command that are dataclasses, or a :class:`RunSpec`, into options.
 
     Args:
         names: the options to take, if any are named; the others keep their defaults.
+        helps: help of options that mean something else in this command.
     """
 
     def decorated(command: Callable[..., R]) -> Callable[..., R]:
@@ -153,7 +160,7 @@ def flatten_options(*names: str) -> Callable[[Callable[..., R]], Callable[..., R
         groups: dict[str, _OptionGroup[object]] = {}
         for name, parameter in signature(command).parameters.items():
             if hints[name] is RunSpec or (isinstance(hints[name], type) and is_dataclass(hints[name])):
-                groups[name] = _OptionGroup(hints[name], names)
+                groups[name] = _OptionGroup(hints[name], names, helps)
                 parameters += groups[name].parameters.values()
             else:
                 parameters.append(parameter.replace(annotation=hints[name], kind=Parameter.KEYWORD_ONLY))

@@ -29,7 +29,9 @@ SHARED += ("quiet", "debug")
 HOST = "127.0.0.1"
 
 
-@flatten_options(*SHARED)
+@flatten_options(
+    *SHARED, helps={"prompt": "Question about a clip that is captioned again, unless the page changes it."}
+)
 def review(
     spec: RunSpec,
     options: TerminalOptions,
@@ -45,11 +47,13 @@ def review(
     A saved file counts as edited: no later run overwrites it unless --overwrite says so. Name clips and --output-dir
     as for `vidspec caption --format txt`. Models are loaded when a caption is first asked for. Ctrl-C ends it.
     """
+    from vidspec.cli.serve import require_one_prompt
     from vidspec.cli.typed_settings import with_settings
     from vidspec.display.pages.page import check_page
     from vidspec.runs.planning import plan
     from vidspec.runs.review import CaptionFiles
 
+    require_one_prompt("review", spec)
     spec = with_settings(spec, options.settings)
     planned = plan(spec.model_copy(update={"format": spec.format or "txt"}))
     files = CaptionFiles(planned)

@@ -18,7 +18,7 @@ from vidspec.config.run_spec import RunSpec, parse_batch, parse_size
 if TYPE_CHECKING:
     from vidspec.serve.config import ServeConfig
 
-__all__ = ["listen", "require_packages", "serve"]
+__all__ = ["listen", "require_one_prompt", "require_packages", "serve"]
 
 #: Options shared with ``vidspec caption``.
 SHARED: tuple[str, ...] = ("profile", "settings", "pair", "target", "draft", "device", "dtype", "weights", "threads")
@@ -36,7 +36,7 @@ SHARED += (
 )
 
 
-@flatten_options(*SHARED)
+@flatten_options(*SHARED, helps={"prompt": "Question or instruction about the video where a request has no text."})
 def serve(
     spec: RunSpec,
     options: TerminalOptions,
@@ -77,6 +77,7 @@ def serve(
     from vidspec.errors import UsageError
 
     require_packages("serve", *(["aiohttp"] if allow_media_domain else []))
+    require_one_prompt("serve", spec)
     from vidspec.serve.config import ServeConfig
 
     if allow_local_media is not None and not allow_local_media.is_dir():
@@ -163,6 +164,19 @@ def require_packages(command: str, *further: str) -> None:
             raise UsageError(
                 f"{command} needs {module}, which is not installed", hint="pip install aiohttp starlette uvicorn"
             )
+
+
+def require_one_prompt(command: str, spec: RunSpec) -> None:
+    """Refuse several prompts for a command that asks one at a time.
+
+    Raises:
+        UsageError: there are several.
+    """
+    from vidspec.errors import UsageError
+
+    if len(spec.prompt) > 1:
+        message = f"--prompt is given {len(spec.prompt)} times, and {command} takes one"
+        raise UsageError(message, hint="vidspec caption answers several prompts about a clip")
 
 
 def listen(host: str, port: int, named: str) -> socket.socket:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from research.prediction.constants import CACHE_USE, FLOPS_USE, HOST, KERNEL_RATES, LAUNCH, PER_CLIP, PRODUCT_USE, SMALL
+from research.prediction.constants import CACHE_USE, FLOPS_USE, LAUNCH, PRODUCT_USE
 from research.prediction.costs import ACCEPTANCE, DraftCandidate, ModelCost, predict, predict_rounded
-from research.prediction.drafts import HEAD_LAUNCHES, cost_of_known, draft_candidates
+from research.prediction.drafts import cost_of_known, draft_candidates
 from research.prediction.sheets import SHEETS, DataSheet
 from vidspec.bench.tables import bullets, table
 from vidspec.models.known_pairs import KnownModel, MemoryWorkload, known_model, known_pairs
@@ -87,7 +87,7 @@ class CardForecast:
     def cells(self) -> list[str]:
         """Cells of the table; a target that does not fit has no rate."""
         best = self.best
-        drafted = [_short(best), str(best.gamma), f"{best.tokens_per_s:.0f}", f"{best.gain:.2f}x"] if best else []
+        drafted = [_short(best), str(best.gamma), f"{best.gain:.2f}x"] if best else ["-"] * 3
         by_kind = {one.draft.kind: one for one in self.drafts if one.draft is not None}
         gains = [_gain(by_kind.get(kind)) for kind in ("int4", "eagle3", "model")]
         return [
@@ -95,7 +95,7 @@ class CardForecast:
             f"{self.visual:,}",
             str(self.clips),
             _rate(self.plain),
-            *(drafted or ["-"] * 4),
+            *drafted,
             *gains,
             _rate(self.rounded),
         ]
@@ -141,9 +141,9 @@ def _with_clips(draft: DraftCandidate, clips: int, longest: int, siblings: Seque
 def page(names: Sequence[str] = ("4090", "a100", "h100")) -> str:
     """Return the Markdown of docs/research/predicted.md after its introduction."""
     cards = [SHEETS[named_card(name).key] for name in names]
-    heads = ["card", "visual tokens", "clips", "plain", "best draft", "gamma", "with it", "gain"]
+    heads = ["card", "visual tokens", "clips", "plain", "best draft", "gamma", "gain"]
     heads += ["self-int4", "EAGLE-3", "3B", "int4 target, plain"]
-    lines = table(heads, [one.cells for one in forecasts(cards, SHOWN)])
+    lines = table(heads, [one.cells for one in forecasts(cards, SHOWN) if one.plain.fits is not False])
     parts = [f"## 7B\n\n**Predicted, with constants measured on an H100.** {TARGET}, tokens/s of all clips.", lines]
     parts.append(bullets(_notes(cards)))
     parts += ["## Hybrids and mixtures of experts", _kernel_by_kernel(cards)]
@@ -161,21 +161,12 @@ def _notes(cards: Sequence[DataSheet]) -> list[str]:
     return [
         f"Data sheets: {sheets}. Measured on an H100: products reach {PRODUCT_USE:.0%} of the bandwidth, keys and "
         f"values {CACHE_USE:.0%}. Assumed: {FLOPS_USE:.0%} of the arithmetic.",
-        f"Measured there: a kernel takes {SMALL * 1e6:g} us, and {PER_CLIP * 1e6:g} us for each clip, beyond its "
-        f"bytes; the host {HOST * 1e3:g} ms for each of the two waits of a round. Counted: 10 kernels a block and 13 "
-        "more.",
-        f"Products with codes read at most {_rates_of('int8')} (int8) and {_rates_of('int4')} (int4), as measured "
-        "there, and no more than instructions allow "
-        "([engine](../internals/engine.md#quantised-weights)).",
+        "Kernels, launches and waits of the host take what they took there (research/prediction/constants.py), "
+        "products with codes no less than instructions allow ([engine](../internals/engine.md#quantised-weights)).",
         f"A drafted token is accepted with probability: {assumed}. These are other models, texts and engines.",
-        f"Gamma is the best window; without a gain there is none. A head's pass has {HEAD_LAUNCHES} kernels.",
-        f"Captions of {TOKENS} tokens after {PROMPT} of text. *-*: does not fit into 95% of the card's memory. *int4 "
-        "target*: `models.weights: int4`, which gives other texts than bfloat16.",
+        f"Gamma is the best window. Captions of {TOKENS} tokens after {PROMPT} of text. *-*: does not fit into 95% of "
+        "the card's memory, or no gain. *int4 target*: `models.weights: int4`, which gives other texts than bfloat16.",
     ]
-
-
-def _rates_of(weights: Literal["int8", "int4"]) -> str:
-    return " to ".join(f"{rate / 1e12:g}" for rate in sorted(KERNEL_RATES[weights].values())) + " TB/s"
 
 
 def _kernel_by_kernel(cards: Sequence[DataSheet]) -> str:

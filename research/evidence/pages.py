@@ -65,8 +65,7 @@ ELSEWHERE = "docs/research/measured.md#other-machines"
 RACED = ("sparrow", "vanilla-sd-auto", "vanilla-sd", "sd-adaptive-tree", "hybrid")
 #: Contenders in the table of docs/research/measured.md; the pages of the pairs have all.
 SHOWN = {
-    *(*README_ROWS, *PEERS, *RACED, "specvlm", "sd-uniform-chain", "pearl-syn-prefill"),
-    *("self-sd", "ngram", "suffix", "eagle3"),
+    *(*README_ROWS, *PEERS, *RACED, "specvlm", "sd-uniform-chain", "ngram", "suffix", "eagle3"),
 }
 
 Results: TypeAlias = Mapping[str, Any]

@@ -124,7 +124,7 @@ PARTS: tuple[Part, ...] = (
         "The estimated speed-up beside the measured one",
         "What `vidspec caption` estimates after a clip, and what plain decoding of the same clip measures. The control "
         "are two runs of plain decoding, the error that no estimate can avoid.",
-        "research.studies.estimate --pair {pair} --clips {estimated} --repeats {estimated}",
+        "research.studies.estimate --pair {pair} --clips {estimated} --repeats {timed}",
     ),
     Part(
         "layouts",

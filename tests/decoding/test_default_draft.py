@@ -1,6 +1,8 @@
 """The default of a lone target follows the prediction for the GPU that is there, and nothing else."""
 
 import copy
+import re
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +72,17 @@ def test_a_small_draft_is_the_default_profile(on):
     """The 0.5B of LLaVA-OneVision is predicted faster than a copy in few bits."""
     on(cards()["h100"])
     assert auto.default_draft({"models.target": "llava-hf/llava-onevision-qwen2-7b-ov-hf"}).keys == {}
+
+
+def test_the_models_that_the_readme_names_by_memory_have_a_draft_by_default(on):
+    page = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    named = re.findall(r"--target (\S+) +# (\d+) GB$", page, re.MULTILINE)
+    assert [int(memory) for _, memory in named] == [16, 24, 80]
+    for target, memory in named:
+        alike = [card for card in cards().values() if card.memory == int(memory) * 10**9]
+        for card in alike:
+            on(card, free=card.usable)
+            assert auto.default_draft({"models.target": target}).keys.get("name") != "ar", (target, card.name)
 
 
 def test_a_model_that_is_listed_as_a_draft_may_be_the_target(on):

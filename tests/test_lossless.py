@@ -1,4 +1,4 @@
-"""In float32 on the CPU every lossless method gives the token ids of plain decoding (docs/research/metrics.md, gate 1).
+"""In float32 on the CPU every lossless method gives the token ids of plain decoding (docs/research/metrics.md, test 1).
 
 ``VIDSPEC_LOSSLESS_CLIPS=50`` draws more clips than the usual six, and shows the built-in pair all the shipped ones
 under every profile.

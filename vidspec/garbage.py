@@ -1,4 +1,4 @@
-"""Timing of Python's cyclic garbage collection: not while models load, in full only while no text is being decoded.
+"""Timing of Python's cyclic garbage collection: not while models load, in full only between texts or long overdue.
 
 A full collection walks all objects that are not frozen; those of torch, transformers and a pair of models take 0.2 s.
 """

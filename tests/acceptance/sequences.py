@@ -12,7 +12,7 @@ from tests.decoding.toys import Prefix, Table
 from vidspec.decoding.limits import StoppingRules
 from vidspec.engine.sampling import Sampling
 
-#: The third gate of docs/research/metrics.md, "Losslessness".
+#: The third test of docs/research/metrics.md, "Losslessness".
 SIGNIFICANCE = 1e-4
 
 

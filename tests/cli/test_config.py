@@ -5,7 +5,7 @@ import pytest
 
 from tests.fake_captioner import FakeCaptioner
 from vidspec.config import files
-from vidspec.config.user_config import config_path
+from vidspec.config.user_config import OWN_KEYS, SECTIONS, config_path
 
 CONFIG = """
 profile: sd-rand
@@ -37,7 +37,9 @@ def test_without_a_config_everything_is_the_profile_or_a_default(vidspec):
     assert found["profile"] == ("sparrow", "default") and found["format"] == ("text", "default")
     assert found["models.pair"][0] == "embedded" and found["models.pair"][1].endswith("dflash.yaml")
     assert found["generate.top_p"] == (1.0, "default")
-    assert "there is no" in vidspec("config", "show").err
+    note = vidspec("config", "show").err
+    *others, last = (*OWN_KEYS, *SECTIONS)
+    assert "there is no" in note and note.endswith(f"; it may hold {', '.join(others)} and {last}\n")
 
 
 def test_the_config_gives_profile_pair_and_format(vidspec, config):

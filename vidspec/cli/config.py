@@ -61,7 +61,7 @@ def show(
     for key, value, source in rows:
         print(f"{key:{width}}  {json_text(value)}  [{one_line(source)}]")
     if not defaults.path.is_file():
-        print_note(f"there is no {defaults.path}; it may hold profile, format and any section of a profile")
+        print_note(f"there is no {defaults.path}; it may hold profile, format, models, video and generate")
 
 
 @app.command("keys")

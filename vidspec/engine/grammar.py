@@ -2,7 +2,7 @@
 
 ``llguidance`` parses the text and returns the tokens that may follow it; the logits of all others become -inf, for
 each row of a window with the drafted tokens before it and for each node of a tree with its path. Target and draft are
-masked alike, so verification is exact for the masked distributions (:mod:`vidspec.acceptance.exact`).
+masked alike, so verification is exact for the masked distributions (:mod:`vidspec.acceptance.rules.exact`).
 """
 
 from __future__ import annotations

@@ -257,8 +257,8 @@ class Caption:
         lossy: None with a target that is not pruned.
         question: None for a clip with one prompt.
         verified: True if ``--verify`` found the tokens of plain decoding, near-ties apart; None without it.
-        near_tie: in half precision, the first position at which ``--verify`` found another token than plain decoding's,
-            with almost equal logits of the target; otherwise None.
+        near_tie: the first position at which ``--verify`` found another token than plain decoding's, with almost equal
+            logits of the target; otherwise None.
         data: the parsed value of a caption that follows a JSON Schema; otherwise None.
         text: the model's own text if ``caption`` differs from it; otherwise None.
         error: None, or ``{stage, kind, message}``.

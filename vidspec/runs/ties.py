@@ -1,4 +1,4 @@
-"""Near-tie test for two captions of one clip, which lossless methods may give in bfloat16 and float16.
+"""Near-tie test for two captions of one clip, which lossless methods may give except in float32 on a CPU.
 
 Passes over one row and over several rows round differently, so if the target's two best logits are almost equal,
 either token may win (docs/research/metrics.md, Losslessness). Any other difference is a fault.

@@ -149,8 +149,8 @@ class Captioner:
         Yields:
             ``Opened``; ``PrefillProgress`` occasionally during the prefill of a long prompt; ``Prefilled``; one
             ``Round`` per verification, with ``InputsReleased`` after the first; and ``Finished`` with the record. If
-            the draft's process dies or hangs, ``Restarted``, and the events from ``Prefilled`` on again with a new
-            process, once.
+            the draft's process dies or hangs, or memory runs out among other clips, ``Restarted``, and the events
+            before it again, once.
 
         Raises:
             VideoError: the file gives no frames.

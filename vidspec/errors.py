@@ -101,9 +101,9 @@ class VideoError(VidspecError):
     """A file without usable frames: missing, a folder, empty, not a video, damaged.
 
     Kinds: ``missing``, ``folder``, ``unreadable``, ``empty``, ``not_video``, ``no_video_stream``, ``truncated``,
-    ``damaged``, ``unsupported``, ``no_frames``, ``range``, ``memory``; from a reader process also ``timeout``,
-    ``stalled`` and ``crashed``; from shards and URLs ``timeout``, ``too_large``, and ``refused`` if a row names a
-    path or URL that is not allowed.
+    ``damaged``, ``unsupported``, ``decoder``, ``no_frames``, ``range``, ``memory``; from a reader process also
+    ``timeout``, ``stalled`` and ``crashed``; from shards and URLs ``timeout``, ``too_large``, and ``refused`` if a row
+    names a path or URL that is not allowed.
     """
 
     stage = "decode_video"

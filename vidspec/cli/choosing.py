@@ -25,7 +25,7 @@ def choose_models(names: Sequence[str], draft: str | None, *, none: bool) -> int
 
     Raises:
         UsageError: not exactly one name, a draft for a built-in pair, or a folder without a model.
-        ProfileError: the target needs a draft and has no listed one, or is certain not to load.
+        ProfileError: the target is certain not to load.
         OutputError: the config cannot be written.
     """
     if len(names) + none != 1:

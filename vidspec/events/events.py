@@ -98,7 +98,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """A worker was lost and the clip restarts from its prompt: discard all events since ``Opened``."""
+    """The clip restarts after a worker was lost, or memory ran out: discard all events since ``Opened``."""
 
     why: str
 

@@ -254,7 +254,7 @@ def test_interrupted_while_loading(vidspec, monkeypatch):
         ),
         (("x", "--format", "text,txt", "-o", "y"), "--format text,txt: two formats would share the file y.txt"),
         (("x", "y", "--format", "jsonl,srt", "-o", "z"), "--format srt: several clips need a file each"),
-        (("x", "--set", "foo"), "--set foo: must be KEY=VALUE, such as prune.alpha=0.8"),
+        (("x", "--set", "foo"), "--set foo: must be KEY=VALUE, such as draft.gamma=4"),
         (("x", "--set", "video.frames=4", "--frames", "5"), "--set video.frames=4: video.frames is set twice"),
         (("x", "--set", "prune.alfa=1"), "prune.alfa: unknown key; did you mean prune.alpha?"),
         (("x", "-p", "vanila-sd"), "no profile is called 'vanila-sd'; did you mean vanilla-sd?"),

@@ -39,7 +39,7 @@ def show(
     from vidspec.decoding.default_profile import resolve_profile
 
     defaults = read_config()
-    resolved = resolve_profile(profile, parse_settings(settings, "prune.alpha=0.8"), defaults)
+    resolved = resolve_profile(profile, parse_settings(settings, "draft.gamma=4"), defaults)
     config = str(defaults.path)
     rows: list[tuple[str, object, str]] = []
     if profile is not None:

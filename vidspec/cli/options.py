@@ -193,7 +193,7 @@ ProfileOption: TypeAlias = Annotated[
 ]
 SetOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override any key of the profile: --set prune.alpha=0.8."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override any key of the profile: --set draft.gamma=4."),
 ]
 QuietOption: TypeAlias = Annotated[bool, _output("--quiet", help="Report failures only.")]
 DebugOption: TypeAlias = Annotated[bool, _check("--debug", help="Show the traceback of every error.")]

@@ -20,7 +20,7 @@ def with_settings(spec: RunSpec, settings: Sequence[str] | None) -> RunSpec:
 
     if not settings:
         return spec
-    added = parse_settings(settings, "prune.alpha=0.8", profile_keys(spec))
+    added = parse_settings(settings, "draft.gamma=4", profile_keys(spec))
     return spec.model_copy(update={"overrides": {**spec.overrides, **added}})
 
 

@@ -153,5 +153,7 @@ def profile_labels(text: str) -> list[str]:
     if twice := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"--profiles names {twice[0]} twice")
     for name in names:
-        labels.parse(name)
+        _, keys = labels.parse(name)
+        if any(key.startswith("models.") and key != "models.weights" for key in keys):  # captioner() checks weights
+            raise UsageError(f"{name}: all profiles share the models", hint=labels.MODEL_OPTIONS)
     return names

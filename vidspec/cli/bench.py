@@ -11,7 +11,7 @@ import typer
 
 from vidspec.cli.options import KeyNames, ModelOptions, SetOption, flatten_options
 from vidspec.cli.printed import print_facts, print_markdown, print_note
-from vidspec.cli.typed_settings import parse_settings
+from vidspec.cli.typed_settings import parse_measured_settings
 from vidspec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -79,12 +79,7 @@ class BenchOptions:
             if not self.prompt.strip():
                 raise UsageError("--prompt: is empty", hint="--prompt 'What moves?'")
             keys["generate.prompt"] = self.prompt
-        keys |= parse_settings(self.settings, "draft.gamma=4", keys)
-        if named := next((key for key in keys if key.startswith("models.")), None):
-            raise UsageError(
-                f"--set {named}: all profiles share the models",
-                hint="set --pair, --target, --draft, --device, --dtype, --weights or --threads",
-            )
+        keys |= parse_measured_settings(self.settings, "draft.gamma=4", keys)
         return keys
 
 
@@ -169,6 +164,8 @@ def _check_files(options: BenchOptions, clips: Sequence[str]) -> None:
 
     if options.json is not None:
         check_results(options.json, clips, overwrite=options.overwrite)
+    elif options.overwrite:
+        raise UsageError("--overwrite needs --json", hint="--json FILE --overwrite")
     if options.csv is not None:
         check_output(options.csv, clips, "--csv", CSV)
     check_distinct((f"--{name}", getattr(options, name)) for name in ("json", "csv"))

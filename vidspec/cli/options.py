@@ -36,6 +36,7 @@ BUILT_IN = {"embedded": "LLaVA-OneVision's architecture", "embedded-qwen": "Qwen
 PairName: TypeAlias = Literal["embedded", "embedded-qwen"]
 AnswerFormat: TypeAlias = Literal["text", "json", "jsonl"]
 TextOrJson: TypeAlias = Literal["text", "json"]
+DtypeName: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 def profile_names(incomplete: str) -> list[tuple[str, str]]:
@@ -266,7 +267,7 @@ class ModelOptions:
     target: Annotated[str | None, model_option("target")] = None
     draft: Annotated[str | None, model_option("draft")] = None
     device: Annotated[str, model_option("device")] = "auto"
-    dtype: Annotated[str, model_option("dtype")] = "auto"
+    dtype: Annotated[DtypeName, model_option("dtype")] = "auto"
     weights: Annotated[Literal["int8", "int4"] | None, model_option("weights")] = None
     threads: Annotated[int | None, model_option("threads")] = None
 

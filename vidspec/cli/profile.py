@@ -45,9 +45,9 @@ def profile(
 
     vidspec profile clip.mp4 --profiles ar,specvlm,parallelvlm
     """
-    from vidspec.cli.typed_settings import parse_settings
+    from vidspec.cli.typed_settings import parse_measured_settings
 
-    overrides = parse_settings(settings, "video.frames=16")
+    overrides = parse_measured_settings(settings, "video.frames=16")
     if svg is not None:
         from vidspec.files import PICTURE, check_output
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from vidspec.config.run_spec import RunSpec
 from vidspec.errors import UsageError
 
-__all__ = ["parse_settings", "with_settings"]
+__all__ = ["parse_measured_settings", "parse_settings", "with_settings"]
 
 
 def with_settings(spec: RunSpec, settings: Sequence[str] | None) -> RunSpec:
@@ -41,4 +41,20 @@ def parse_settings(settings: Sequence[str] | None, example: str, overrides: Coll
         if key in parsed or key in overrides:
             raise UsageError(f"--set {given}: {key} is set twice on this command line")
         parsed[key] = value
+    return parsed
+
+
+def parse_measured_settings(
+    settings: Sequence[str] | None, example: str, overrides: Collection[str] = ()
+) -> dict[str, object]:
+    """Parse ``--set`` of a command that measures profiles, which share the models.
+
+    Raises:
+        UsageError: not KEY=VALUE, a key is set twice, or it is a key of the models.
+    """
+    from vidspec.config.labels import MODEL_OPTIONS
+
+    parsed = parse_settings(settings, example, overrides)
+    if named := next((key for key in parsed if key.startswith("models.")), None):
+        raise UsageError(f"--set {named}: all profiles share the models", hint=MODEL_OPTIONS)
     return parsed

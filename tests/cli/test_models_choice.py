@@ -140,6 +140,8 @@ def test_a_folder_is_kept_by_its_whole_path(vidspec, config, tmp_path):
         (("get", TARGET, "--none"), "takes no --none"),
         (("get", TARGET, OTHER, "--draft", DRAFT), "--draft needs the name of one target"),
         (("get", "."), "is a folder"),
+        (("use", TARGET, "--weights", "int8"), "models use: takes no --weights"),
+        (("get", TARGET, "--frames", "8"), "models get: takes no --frames"),
         (("a", "b"), "b: unexpected argument"),
         (("--none",), "--none: unexpected argument"),
     ],

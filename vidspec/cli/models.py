@@ -84,6 +84,10 @@ def models(
     load = MemoryWorkload(frames, (height, width), max_new_tokens, dtype or "auto")
     verb, *names = words or [""]
     if verb in ("use", "get"):
+        given = {"--dtype": dtype, "--weights": weights, "--card": card, "--format": form != "text"}
+        given |= {"--frames": frames != 32, "--size": size != "1280x720", "--max-new-tokens": max_new_tokens != 512}
+        if wrong := next((option for option, value in given.items() if value), None):
+            raise UsageError(f"models {verb}: takes no {wrong}", hint=f"vidspec models NAME {wrong} ... inspects NAME")
         return _choose(verb, names, draft, none=none)
     if none or names:
         what = "--none" if none else names[0]

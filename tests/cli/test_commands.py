@@ -349,3 +349,20 @@ def test_an_error_names_what_was_typed(vidspec, monkeypatch, args, env, message)
     ran = vidspec("caption", "x.mp4", *args)
     assert ran.code == 2 and ran.err.startswith(f"error: {message}"), ran.err
     assert ("set by" in ran.err) == ("own.yaml" in args)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("command", ["profiles", "models", "doctor", "config show", "--help"])
+def test_a_full_disk_is_one_line(command):
+    words = [sys.executable, "-m", "vidspec", *command.split()]
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(words, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert ran.returncode == 4 and ran.stderr == "error: the output: cannot be written: No space left on device\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="closes a file descriptor in a shell")
+@pytest.mark.parametrize("command", ["profiles", "--version"])
+def test_a_closed_standard_output(command):
+    words = ["sh", "-c", 'exec "$0" -m vidspec "$1" >&-', sys.executable, command]
+    ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")

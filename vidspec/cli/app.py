@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import re
 import shlex
@@ -36,7 +37,7 @@ from vidspec.cli import (
 )
 from vidspec.cli.options import CaptionHelp
 from vidspec.cli.printed import events_on_stderr, print_error
-from vidspec.errors import VidspecError
+from vidspec.errors import LostOutputError, VidspecError
 from vidspec.escaping import escape_text
 from vidspec.signals import ending_of, raise_on_signals
 
@@ -46,6 +47,9 @@ __all__ = ["app", "run", "run_app", "version"]
 ClickError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException" and issubclass(base, Exception)
 )
+
+#: Errors of a disk without room.
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 app = typer.Typer(
     name="vidspec",
@@ -128,7 +132,8 @@ def _run(application: typer.Typer, name: str, args: list[str]) -> int:
     try:
         with raise_on_signals():
             code = application(args=args, prog_name=name, standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None if it was closed before the start
+            sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except VidspecError as error:
         if debug:
@@ -146,9 +151,20 @@ def _run(application: typer.Typer, name: str, args: list[str]) -> int:
     except SystemExit as stopped:  # raised by Typer, for one when the reader of a pipe is gone
         return stopped.code if isinstance(stopped.code, int) else 1
     except BrokenPipeError:
-        # The reader of a pipe (`| head`) has closed it; flushing stdout at exit would raise again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+        _discard_stdout()  # the reader of a pipe (`| head`) has closed it
         return 1
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        _discard_stdout()
+        lost = LostOutputError(f"{error.filename or 'the output'}: cannot be written: {error.strerror}")
+        print_error(str(lost))
+        return lost.exit_code
+
+
+def _discard_stdout() -> None:
+    """Send what standard output still holds to nowhere, since flushing it at exit would raise again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
 
 
 def _meant_command(word: str, commands: Iterable[str]) -> str | None:

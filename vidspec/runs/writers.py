@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
-from vidspec.errors import OutputError
+from vidspec.errors import LostOutputError, OutputError
 from vidspec.events.record import RecordDict
 from vidspec.events.wrapping import WordWrap, terminal_columns
 from vidspec.files import encode_line
@@ -74,7 +74,7 @@ class StdoutLines:
         except BrokenPipeError:
             raise  # the reader closed the pipe: not an error
         except OSError as error:
-            raise OutputError(f"standard output cannot be written: {error.strerror or error}") from None
+            raise LostOutputError(f"standard output cannot be written: {error.strerror or error}") from None
 
     def close(self) -> None:
         """End a begun line; all others are flushed already."""

@@ -171,7 +171,10 @@ def test_csv_manifest(name):
         ('{"path": "a", "prompt": 3}', "prompt must be text or a list of texts"),
         ('{"path": "a", "id": 1.5}', "the id must be text or a whole number"),
         ('{"path": "a", "score": NaN}', "m, line 1: not JSON: a number must be finite"),
-        ("name,start\nx,1", "first line must name the columns"),
+        ("name,start\nx,1", "first line must be a JSON object, or name the columns"),
+        ('[{"path": "a"}]', "first line must be a JSON object, or name the columns"),
+        ("path,prompt\na,one, two\n", "m, line 2: has more cells than the first line has columns"),
+        ('{"path": "a", "start": true}', "m, line 1: start True: must be seconds"),
     ],
 )
 def test_manifest_mistakes_name_the_line(text, message):

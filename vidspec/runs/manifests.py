@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import cast
 
 from vidspec.errors import UsageError
 from vidspec.runs.job import Job, JobQuestions
@@ -125,7 +126,7 @@ def parse_time(value: object, where: str) -> float | None:
     if value is None or value == "":
         return None
     try:
-        if not isinstance(value, str | int | float):
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise ValueError
         time = parse_seconds(value) if isinstance(value, str) else float(value)
     except (ValueError, OverflowError):
@@ -169,9 +170,12 @@ def _csv_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, object]]
     if twice := next((column for column in given if column and given.count(column) > 1), None):
         raise UsageError(f"{name}, line 1: {twice}: is set twice")
     if set(names.values()).isdisjoint(PATH_KEYS):
-        raise UsageError(f"{name}: its first line must name the columns, path among them")
+        raise UsageError(f"{name}: its first line must be a JSON object, or name the columns, path among them")
     try:
         for row in reader:
+            if any(cast("dict[str | None, list[str]]", row).get(None, ())):
+                message = f"{name}, line {reader.line_num}: has more cells than the first line has columns"
+                raise UsageError(message, hint="quote a text that contains the separator")
             yield reader.line_num, {names[key]: value for key, value in row.items() if key}
     except csv.Error as error:
         raise UsageError(f"{name}, line {reader.line_num}: not CSV: {error}") from None

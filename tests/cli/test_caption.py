@@ -724,6 +724,8 @@ def test_what_is_missing_is_an_error_before_models_are_loaded(vidspec, monkeypat
     ran = vidspec("caption", "good.mp4", "no.mp4", "-o", "out.jsonl")
     assert (ran.code, ran.err) == (2, "error: no.mp4: there is no such file (check the path)\n")
     assert "download it first" in vidspec("caption", "https://x.org/a.mp4").err
+    Path("list.txt").write_text("no.mp4\n")
+    assert "no video to caption (none of them can be read)" in vidspec("caption", "--from-file", "list.txt").err
     monkeypatch.setattr("vidspec.runs.run_settings.find_spec", lambda name: None)
     for option, value in (("--segment", "scenes"), ("--decoder", "decord"), ("--engine", "ray")):
         ran = vidspec("caption", "good.mp4", option, value, "-o", "out.jsonl")

@@ -289,6 +289,8 @@ def test_a_page_without_a_server_is_for_reading_only(vidspec):
         (("k", "--format", "txt,srt"), "--format txt,srt: review edits one file of text for each clip"),
         (("k", "--format", "json", "--output-dir", "out"), "--format json: review edits one file of text"),
         (("k", "-o", "page.txt"), "--output page.txt: must end in .html"),
+        (("k", "-o", "page.html", "--open"), "--output and --open exclude each other"),
+        (("k", "-o", "page.html", "--prompt", "a"), "--output and --prompt exclude each other"),
         (("https://example.org/clip.mp4",), "https://example.org/clip.mp4: review needs clips that are files"),
         (("none",), "none: "),
     ],

@@ -46,6 +46,8 @@ def merge(
     output_format = make_format(form, several=True)
     if not output_format.is_text:
         raise UsageError(f"--format {form}: merge writes text", hint="--format jsonl")
+    if csv_raw and output_format.name != "csv":
+        raise UsageError("--csv-raw needs --format csv")
     if output != "-":
         check_output(Path(output), (), "--output", output_format.replaceable)
     found = merge_records(files, one_each=output_format.lists_files)

@@ -50,10 +50,14 @@ def review(
     from vidspec.cli.serve import require_one_prompt
     from vidspec.cli.typed_settings import with_settings
     from vidspec.display.pages.page import check_page
+    from vidspec.errors import UsageError
     from vidspec.runs.planning import plan
     from vidspec.runs.review import CaptionFiles
 
     require_one_prompt("review", spec)
+    served = {"--open": open_browser, "--port": port, "--prompt": spec.prompt}
+    if output is not None and (wrong := next((option for option, value in served.items() if value), None)):
+        raise UsageError(f"--output and {wrong} exclude each other", hint="a page for reading has no server")
     spec = with_settings(spec, options.settings)
     planned = plan(spec.model_copy(update={"format": spec.format or "txt"}))
     files = CaptionFiles(planned)

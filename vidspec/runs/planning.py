@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from vidspec.config.run_spec import RunSpec
+from vidspec.config.run_spec import RunSpec, flag_of
 from vidspec.errors import UsageError, VideoError
 from vidspec.events.tally import counted
 from vidspec.files import check_output
@@ -139,6 +139,8 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
     defaults = read_config()
     sources = input_sources(spec)
     forms = output_formats(spec, defaults)
+    if spec.csv_raw and not any(form.name == "csv" for form in forms):
+        raise UsageError("--csv-raw needs --format csv")
     sources = replace(sources, links=any(writes_clip_file(spec, form) for form in forms))
     for note in filter(
         None, (misnamed_output(spec, forms), timed_text_note(spec, forms), joined_list_note(spec, forms))
@@ -156,6 +158,7 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
     how = replace(job_config(spec, profile), models_named=resolved.models_named)
     shard = shard_of(spec, sources)
     found = inputs.collect_inputs(sources)
+    _check_rows(spec, [entry.path for entry in found.entries])
     total = len(found.entries)
     if shard is not None:  # before missing clips are left out: all tasks must deal the same names
         found.entries = shard.select(found.entries, searched=found.searched)
@@ -167,7 +170,8 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
             entry.start, entry.end = begin, end
     entries: Sequence[Job] = found.entries
     if not (entries or (shard and total)):
-        raise UsageError("there is no video to caption", hint=found.left_out or "the list is empty")
+        empty = "none of them can be read" if found.unreadable else "the list is empty"
+        raise UsageError("there is no video to caption", hint=found.left_out or empty)
     if shard:
         source = f" (from the SLURM job array {shard.array}; --shard 1/1 captions all)" if shard.array else ""
         reporter.info(f"shard {shard.number} of {shard.count}: {len(entries)} of {counted(total, 'clip')}{source}")
@@ -200,6 +204,15 @@ def require_devices(profile: Profile) -> None:
 
         auto.target_placement(profile)
         auto.draft_placement(profile)
+
+
+def _check_rows(spec: RunSpec, paths: Sequence[str]) -> None:
+    """Refuse options about the rows of Parquet files if there are none."""
+    if any(path.lower().endswith(".parquet") for path in paths):
+        return
+    for option in ("column", "allow_paths", "allow_urls"):
+        if getattr(spec, option):
+            raise UsageError(f"{flag_of(option)} needs a Parquet file among the inputs")
 
 
 def _check_shards(spec: RunSpec) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from vidspec.bounds import LONGEST_PROMPT
 from vidspec.config.json_schema import ANY_OBJECT
 from vidspec.config.prompts import EVENTS_SCHEMA, style, style_schema
-from vidspec.config.run_spec import RunSpec, parse_batch, parse_size
+from vidspec.config.run_spec import RunSpec, flag_of, parse_batch, parse_size
 from vidspec.errors import UsageError
 from vidspec.files import read_text
 from vidspec.runs.rendering import check_names, check_template
@@ -93,12 +93,18 @@ def input_sources(spec: RunSpec) -> InputSources:
     """Return the sources of clips.
 
     Raises:
-        UsageError: there are none.
+        UsageError: there are none, or nothing that options could select from.
     """
     from vidspec.runs.inputs import InputSources
 
     if not (spec.paths or spec.from_file or spec.manifest):
         raise UsageError("Missing argument 'PATH'.", hint="see `vidspec caption --help`")
+    lists = bool(spec.from_file) or any(path == "-" or os.path.isdir(path) for path in spec.paths)
+    for option in ("include", "exclude", "extensions", "include_images"):
+        if getattr(spec, option) and not lists:
+            raise UsageError(
+                f"{flag_of(option)} needs a folder or a list", hint="name the clips alone, or their folder"
+            )
     extensions = None
     if spec.extensions is not None:
         words = spec.extensions.replace(",", " ").split()

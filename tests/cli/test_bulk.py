@@ -344,6 +344,8 @@ def test_a_job_array_needs_no_options(vidspec, clips, monkeypatch):
         (("x", "--prompt", "a", "--style", "brief"), "--prompt and --style exclude each other"),
         (("x", "--prompt", ""), "--prompt: is empty (--prompt 'What moves?')"),
         (("x", "--prompt", " "), "--prompt: is empty (--prompt 'What moves?')"),
+        (("x", "--stop", ""), "--stop: must have at least 1 character"),
+        (("x", "--fields", ""), "--fields: must have at least 1 character"),
         (("x", "--style", "breif"), "no style is called 'breif'; did you mean brief?"),
         (("x", "--prompt-file", "no"), "--prompt-file no: cannot be read: No such file"),
         (("x", "--prompt-file", "/dev/zero"), "--prompt-file /dev/zero: is not a regular file (write it into a file)"),

@@ -109,7 +109,7 @@ def test_stop_strings(vidspec):
     assert vidspec("caption", "good.mp4", "--set", "generate.stop=a, b").code == 0
     assert FakeCaptioner.made[1].client.profile.generate.stop == ("a, b",)
     ran = vidspec("caption", "good.mp4", "--stop", "")
-    assert (ran.code, ran.err.count("\n")) == (2, 1) and "generate.stop.0: must have at least 1 character" in ran.err
+    assert (ran.code, ran.err.count("\n")) == (2, 1) and "--stop: must have at least 1 character" in ran.err
 
 
 class Pipe:

@@ -41,8 +41,8 @@ def as_typed(error: VidspecError, args: Sequence[str], env: Mapping[str, str]) -
         message += nearest + _as_options(choice)
         hint = hint and _as_options(hint)
     for key, name in names.items():
-        # Not a part of a longer key or of a path.
-        message = re.sub(rf"(?<![\w./-]){re.escape(key)}(?![\w/=-]|\.\w)", name, message)
+        # Perhaps with the number of a value, but not a part of a longer key or of a path.
+        message = re.sub(rf"(?<![\w./-]){re.escape(key)}(?:\.\d+)?(?![\w/=-]|\.\w)", name, message)
         if hint == f"set by {name}":
             hint = None
     return f"{message} ({hint})" if hint else message

@@ -32,20 +32,28 @@ def merge(
         typer.Option("--output", "-o", metavar="FILE", help="File to write or replace; - is standard output."),
     ] = "-",
     form: Annotated[
-        str, typer.Option("--format", metavar="NAME", help="Format of the output.", autocompletion=complete_format)
-    ] = "jsonl",
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help="Format of the output (default: by the suffix of -o FILE, else jsonl).",
+            autocompletion=complete_format,
+        ),
+    ] = None,
     csv_raw: CsvRawOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Merge the records of several runs or shards, sorted by path: each clip once, captions preferred to failures."""
-    from vidspec.runs.formats.base import SECOND_TEXTS, make_format
+    from vidspec.runs.formats.base import SECOND_TEXTS, format_of_suffix, make_format
     from vidspec.runs.merge import merge_records, render_records
     from vidspec.runs.writers import StdoutLines
 
+    named = f"--output {output}" if form is None else f"--format {form}"
+    form = form or format_of_suffix(output) or "jsonl"
     output_format = make_format(form, several=True)
     if not output_format.is_text:
-        raise UsageError(f"--format {form}: merge writes text", hint="--format jsonl")
+        raise UsageError(f"{named}: merge writes text", hint="--format jsonl")
     if csv_raw and output_format.name != "csv":
         raise UsageError("--csv-raw needs --format csv")
     if output != "-":

@@ -95,6 +95,7 @@ def test_figures_as_csv(vidspec, measured):
         (("--prompt", " "), "--prompt: is empty"),
         (("--prompt", "a", "--turn", "b"), "--prompt and --turn exclude each other"),
         (("no.mp4",), "no.mp4: there is no such file"),
+        ((".",), ".: is no file"),
         (("--profiles", ","), "--profiles names no profile"),
         (("--profiles", "ar,fly+theta"), "fly+theta: theta is not KEY=VALUE"),
         (("--draft", "x", "--pair", "embedded"), "--draft needs --target"),

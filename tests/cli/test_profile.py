@@ -42,6 +42,7 @@ def test_what_is_asked_is_measured(vidspec, asked):
     [
         ((), "Missing argument"),
         (("no.mp4",), "no.mp4: there is no such file"),
+        ((".",), ".: is no file"),
         (("no.mp4", "--set", "frames"), "--set frames: must be KEY=VALUE"),
         (("no.mp4", "--set", "models.pair=embedded"), "--set models.pair: all profiles share the models"),
         (("no.mp4", "--profiles", ","), "--profiles names no profile"),

@@ -198,7 +198,7 @@ def open_bench(
         VidspecError: of profiles, models, clips and the results file.
     """
     if missing := [clip for clip in bench.clips if not clip.is_file()]:
-        raise UsageError(f"{missing[0]}: there is no such file")
+        raise UsageError(f"{missing[0]}: {'is no file' if missing[0].exists() else 'there is no such file'}")
     if bench.threads:
         torch.set_num_threads(bench.threads)
     loaded = LoadedModels(bench.source)

@@ -141,7 +141,7 @@ def profile_clip(
         VidspecError: of profiles, models and the clip.
     """
     if not Path(clip).is_file():
-        raise UsageError(f"{clip}: there is no such file")
+        raise UsageError(f"{clip}: {'is no file' if Path(clip).exists() else 'there is no such file'}")
     if threads:
         torch.set_num_threads(threads)
     before = resident() or 0

@@ -12,6 +12,8 @@ def test_json_excludes_what_says_more(vidspec, option):
 
 
 def test_messages_name_the_option_that_was_typed(vidspec):
+    ran = vidspec("caption", "good.mp4", "--json-schema", "no.json")
+    assert ran.err == "error: --json-schema: no.json: No such file or directory\n"
     ran = vidspec("caption", "good.mp4", "--json", "--stop", ".")
     assert ran.code == 2 and "--stop: excludes --json, which ends the text" in ran.err
 

@@ -80,7 +80,7 @@ def json_schema(value: object) -> object:
         try:
             value = json.loads(text if text.lstrip().startswith("{") else Path(text).read_bytes())
         except OSError as error:
-            raise PydanticCustomError("json_schema", "{text}", {"text": f"{text}: {error.strerror}"}) from error
+            raise PydanticCustomError("file", "{text}", {"text": f"{text}: {error.strerror}"}) from error
         except ValueError as error:
             raise PydanticCustomError("json_schema", "{text}", {"text": f"must be JSON ({error})"}) from error
     if value is None:

@@ -101,7 +101,7 @@ def describe_error(error: ValidationError) -> tuple[str, str]:
     if first["type"] == "combination":
         return "", first["msg"]
     key = ".".join(str(part) for part in first["loc"])
-    given = "" if first["type"] in ("name", "missing") else f", not {_shortened_repr(first['input'])}"
+    given = "" if first["type"] in ("name", "file", "missing") else f", not {_shortened_repr(first['input'])}"
     text = first["msg"].replace("Input should be", "must be").replace("String should", "must")
     return key, f"{key}: {text[:1].lower()}{text[1:]}{given}"
 

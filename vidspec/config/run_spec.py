@@ -329,6 +329,9 @@ class RunSpec(BaseModel):
             given = [flag_of(option) for option in options if getattr(self, option)]
             if len(given) > 1:
                 raise UsageError(f"{given[0]} and {given[1]} exclude each other")
+        for option in ("output", "output_dir", "cut", "name"):
+            if getattr(self, option) == "":
+                raise UsageError(f"{flag_of(option)}: is empty")
         self._check_prompts()
         parse_batch(self.batch)
         if self.tolerate is not None:

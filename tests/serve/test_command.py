@@ -89,6 +89,7 @@ def test_a_server_and_its_end(tmp_path, monkeypatch):
     ("options", "message"),
     [
         (("--host", "no.such.host.invalid"), "--host no.such.host.invalid --port 8000: "),
+        (("--host", "no.such.host.invalid"), "(name an address of this machine)"),
         (("--allow-media-domain", "*"), "--allow-media-domain *: must be a host"),
         (("--allow-media-domain", "file:///etc"), "must be SCHEME://HOST"),
         (("--allow-local-media", "nowhere"), "--allow-local-media nowhere: there is no such folder"),

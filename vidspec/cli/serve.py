@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
@@ -193,7 +194,9 @@ def listen(host: str, port: int, named: str) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
-        raise UsageError(f"{named}: {error.strerror}", hint="take another --port, or 0 for a free one") from None
+        refused = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        hint = "take another --port, or 0 for a free one" if refused else "name an address of this machine"
+        raise UsageError(f"{named}: {error.strerror}", hint=hint) from None
     return listener
 
 

@@ -99,6 +99,7 @@ class ToySpan:
 class ToyModel:
     name = "toy"
     known_ids = 1 << 20
+    vocabulary: int
     dtype, device, decoder = torch.float32, torch.device("cpu"), SimpleNamespace(graphs=None)
 
 
@@ -112,6 +113,7 @@ class ToyEngine:
     def __init__(self, *tables: Table) -> None:
         self.tables = tables
         self.model = ToyModel()
+        self.model.vocabulary = len(tables[0](()))
         self.passes: list[int] = []
         self._opened: dict[int, Table] = {}
 
@@ -162,6 +164,7 @@ class SharedToyEngine(ToyEngine):
         self._spans: list[ToySpan] = []  # kept, so that an id is one span's
 
     def start_of(self, table: Table) -> ToySpan:
+        self.model.vocabulary = len(table(()))
         self.tables, span = (*self.tables, table), self.open()
         self._spans.append(span)
         self._opened[id(span)] = table
@@ -261,6 +264,7 @@ def on_tables(
         else:
             drafter = TreeDrafter(other, other.open(), parse_tree(tree))  # type: ignore[arg-type]
     sequence = Sequence(CaptionRequest("tables"))
+    sequence.setup = SimpleNamespace(window=64)  # type: ignore[assignment]
     sequence.target = Target(engine, engine.start(), sampling, rng, history=history)  # type: ignore[arg-type]
     sequence.limits, sequence.rng, sequence.gamma = limits, rng, gamma
     sequence.drafter = drafter

@@ -154,8 +154,6 @@ class Loop:
                 waiting.setdefault(request.engine.model, []).append((client, request))
             elif isinstance(request, Encode):
                 encodes.append((client, request))
-            elif not isinstance(request, Receive):
-                raise TypeError(f"{client.key!r} yields {request!r}, which is no engine request")
         if encodes and not (waiting and self._encoded_last):  # encodes and passes alternate
             self._encoded_last = True
             self._run_later()
@@ -304,6 +302,9 @@ class Loop:
             client.over, client.value = True, end.value
         except Exception as error:
             client.over, client.error = True, error
+        if not (client.over or isinstance(client.request, Forward | Encode | Receive)):
+            client.over, client.error = True, TypeError(f"{client.request!r}, yielded, is no engine request")
+            client.steps.close()
         client.since = self.now()
         if client.later is not None:
             self._leaving.append(client)

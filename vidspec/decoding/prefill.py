@@ -15,6 +15,7 @@ import torch
 
 from vidspec.acceptance.base import GroundedRule, for_clip
 from vidspec.decoding.background import BackgroundTask
+from vidspec.decoding.part_answers import check_drafter, check_kept
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.target import Target
 from vidspec.decoding.text_history import make_history
@@ -93,6 +94,7 @@ class TargetPrompt:
             prune = setup.profile.prune
             with sequence.trace.span("prune", worker):
                 self.kept = setup.pruner(make_signals(self.prefix, self.taps, prune.seed), prune.alpha)
+            check_kept(sequence, self.kept, len(self.prefix.visual), prune.alpha)
         if cache is not None:
             cache.kept = setup.pruner, self.kept
         return tuple(self.kept.tolist())
@@ -175,7 +177,8 @@ def prefill(sequence: Sequence) -> Steps[bool]:
     sequence.emit(prompt.prefilled(setup.profile, sequence.trace.now()))
     over = sequence.emit_first()
     if setup.drafter is not None and not over:
-        drafter = sequence.drafter = yield from setup.drafter.open(_draft_context(sequence, prompt))
+        opened = yield from setup.drafter.open(_draft_context(sequence, prompt))
+        drafter = sequence.drafter = check_drafter(sequence, opened)
         drafter.history, sequence.target.tapped = sequence.target.history, drafter.tapped
     sequence.gamma = setup.window if setup.profile.draft.gamma == "auto" else setup.profile.draft.gamma
     if setup.pace is not None:

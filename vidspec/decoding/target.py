@@ -6,12 +6,12 @@ from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING
 
 from vidspec.acceptance.base import Verdict
+from vidspec.decoding.part_answers import check_draft, check_verdict
 from vidspec.drafting.base import NO_DRAFT, Draft
 from vidspec.engine.choices import read_back_tokens
 from vidspec.engine.requests import Forward, Steps
 from vidspec.engine.rows import PassResult, PrefillResult, Rows
 from vidspec.engine.sampling import DrawRule, UniformNumbers
-from vidspec.errors import GenerationError
 
 if TYPE_CHECKING:
     import torch
@@ -121,24 +121,6 @@ class Target:
             self.probabilities = tuple(shares[range(len(token_ids)), token_ids].tolist())
 
 
-def _check_ids(sequence: Sequence, draft: Draft) -> None:
-    """Refuse drafted ids without an embedding, which would end the process of a GPU.
-
-    Raises:
-        GenerationError: names the drafter, which may be a plugin's.
-    """
-    known = sequence.target.engine.model.known_ids
-    if min(draft.tokens) < 0 or max(draft.tokens) >= known:
-        wrong = next(token for token in draft.tokens if not 0 <= token < known)
-        kind = type(sequence.drafter)
-        raise GenerationError(
-            f"{sequence.job.path}: the drafter {kind.__module__}.{kind.__qualname__} proposed the token {wrong}, and "
-            f"the target's ids are 0 to {known - 1}",
-            hint="correct the drafter, or choose another with draft.kind",
-            kind="draft",
-        )
-
-
 def verify(sequence: Sequence, draft: Draft, round: int = 0) -> Steps[tuple[Verdict, PassResult]]:
     """Verify a window with one pass and the sequence's rule; the target's cache follows the verdict.
 
@@ -149,13 +131,12 @@ def verify(sequence: Sequence, draft: Draft, round: int = 0) -> Steps[tuple[Verd
     """
     target, trace, rule = sequence.target, sequence.trace, sequence.acceptance
     assert rule is not None
-    if draft.tokens:
-        _check_ids(sequence, draft)
+    check_draft(sequence, draft)
     trace.begin()
     (passed,) = yield Forward(target.engine, [target.rows(draft)])
     about = (("round", round), ("rows", len(draft.tokens) + 1)) if round else ()
     seconds = trace.lap("verify", about=about)
-    verdict = rule(draft, passed, sequence.rng)
+    verdict = check_verdict(sequence, rule(draft, passed, sequence.rng), draft)
     seconds += trace.lap("accept")
     target.commit(verdict.path, verdict.token, passed)
     verdict.draft, verdict.probabilities, verdict.seconds, verdict.round = draft, target.probabilities, seconds, round

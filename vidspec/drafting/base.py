@@ -51,7 +51,8 @@ class Draft:
         tokens: token ids; at most gamma for a chain.
         parents: index of each token's parent in the window, -1 for the last committed token; a chain is -1, 0, 1, ...
             Parents come before their children.
-        probs: (gamma, V) the distributions a chain's tokens were drawn from; None if they were chosen greedily.
+        probs: (gamma, V) the distributions a chain's tokens were drawn from; None if they were chosen greedily. V is
+            the target's ``vocabulary``; each row sums to 1, which is not checked.
         weights: for an ensemble, the weight of each context in this window; they sum to 1.
     """
 

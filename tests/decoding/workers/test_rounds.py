@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -85,6 +86,7 @@ class TableTarget(TargetSide):
 
     def __init__(self, rule, sampling, rng, engine):
         super().__init__(Sequence(CaptionRequest("table")))
+        self.sequence.setup = SimpleNamespace(window=LENGTH)
         self.sequence.rng, self.sequence.acceptance = rng, rule(sampling) if rule is not ExactRule else ExactRule()
         self.engine, self.sampling = engine, sampling
 

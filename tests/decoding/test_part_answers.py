@@ -8,6 +8,8 @@ from vidspec.acceptance.base import Verdict
 from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
+from vidspec.decoding.prefill import prefill
+from vidspec.decoding.schedules.autoregressive import plain_round
 from vidspec.drafting.base import Draft, Drafter
 from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError
@@ -170,3 +172,28 @@ def test_what_is_yielded_in_place_of_an_engine_request_fails_its_clip_alone(capt
     assert [str(error) for error in failed] == ["'no request', yielded, is no engine request"]
     texts = [event.caption.token_ids for event in ended.values() if isinstance(event, Finished)]
     assert texts == [plain, plain]
+
+
+def stops_early(sequence):
+    yield from prefill(sequence)
+
+
+def goes_on(sequence):
+    yield from prefill(sequence)
+    while len(sequence.token_ids) < 14:
+        yield from plain_round(sequence)
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (lambda sequence: iter(()), "wrote no text"),
+        (stops_early, "stopped after 1 tokens, before the end of the text"),
+        (goes_on, "wrote 14 tokens, and generate.max_new_tokens is 12"),
+    ],
+)
+def test_a_schedule(captioner, run, words):
+    captioner.client.setup.schedule = run
+    with pytest.raises(GenerationError) as caught:
+        captioner.caption(CLIP)
+    assert caught.value.message == f"{CLIP}: the schedule sequential {words}"

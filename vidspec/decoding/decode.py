@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from vidspec.decoding.captioner_models import models_record
+from vidspec.decoding.part_answers import check_text
 from vidspec.decoding.plain_step import time_plain_step
 from vidspec.decoding.report import report
 from vidspec.decoding.sequence import Sequence
@@ -38,6 +39,7 @@ def decode(
         sequence.restore_frames()
         sequence.attempt(setup)
         yield from setup.schedule(sequence)
+        check_text(sequence)
     except torch.OutOfMemoryError as error:
         count = len(sequence.job.frames.frames)
         raise GenerationError(

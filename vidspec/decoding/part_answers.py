@@ -1,4 +1,4 @@
-"""Checks of what pruners, drafters and acceptance rules return, which may be a plugin's.
+"""Checks of what pruners, drafters, acceptance rules and schedules return, which may be a plugin's.
 
 A wrong answer could end the process of a GPU or change the text. It fails its clip, with one line that names the part.
 Whether probabilities sum to 1 is not checked, as reading them would wait for the device.
@@ -19,7 +19,7 @@ from vidspec.pruning.base import kept_count
 if TYPE_CHECKING:
     from vidspec.decoding.sequence import Sequence
 
-__all__ = ["check_draft", "check_drafter", "check_kept", "check_verdict"]
+__all__ = ["check_draft", "check_drafter", "check_kept", "check_text", "check_verdict"]
 
 #: Profile keys of the parts.
 _KEYS = {"pruner": "prune.method", "drafter": "draft.kind", "acceptance rule": "accept.rule"}
@@ -105,6 +105,28 @@ def check_verdict(sequence: Sequence, verdict: object, draft: Draft) -> Verdict:
         problem = f"returned the token {verdict.token!r}, and the target's ids are 0 to {known - 1}"
         _refuse(sequence, "acceptance rule", sequence.acceptance, problem)
     return verdict
+
+
+def check_text(sequence: Sequence) -> None:
+    """Check that a schedule has written a whole text, and no more.
+
+    Raises:
+        GenerationError: it has not.
+    """
+    tokens = sequence.token_ids
+    if sequence.prefilled is None or not tokens:
+        problem = "wrote no text"
+    elif len(tokens) > (most := sequence.limits.max_new_tokens):
+        problem = f"wrote {len(tokens)} tokens, and generate.max_new_tokens is {most}"
+    elif not sequence.limits.is_finished(tokens):
+        problem = f"stopped after {len(tokens)} tokens, before the end of the text"
+    else:
+        return
+    raise GenerationError(
+        f"{sequence.job.path}: the schedule {sequence.kind} {problem}",
+        hint="correct the schedule, or choose another with schedule.kind",
+        kind="schedule",
+    )
 
 
 def _described(value: object) -> str:

@@ -97,6 +97,7 @@ def test_figures_as_csv(vidspec, measured):
         (("no.mp4",), "no.mp4: there is no such file"),
         ((".",), ".: is no file"),
         (("--profiles", ","), "--profiles names no profile"),
+        (("--profiles", ""), "--profiles names no profile"),
         (("--profiles", "ar,fly+theta"), "fly+theta: theta is not KEY=VALUE"),
         (("--draft", "x", "--pair", "embedded"), "--draft needs --target"),
     ],

@@ -142,6 +142,8 @@ def test_a_folder_is_kept_by_its_whole_path(vidspec, config, tmp_path):
         (("get", "."), "is a folder"),
         (("use", TARGET, "--weights", "int8"), "models use: takes no --weights"),
         (("get", TARGET, "--frames", "8"), "models get: takes no --frames"),
+        (("get", "embedded"), "models get: embedded: is built in"),
+        (("embedded-qwen",), "embedded-qwen: is a built-in pair"),
         (("a", "b"), "b: unexpected argument"),
         (("--none",), "--none: unexpected argument"),
     ],

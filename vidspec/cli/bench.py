@@ -108,7 +108,7 @@ def parse_profiles(text: str | None) -> list[str]:
     """Return the labels of ``--profiles``, or the default ones."""
     from vidspec.bench.loaded import profile_labels
 
-    return profile_labels(text or DEFAULT)
+    return profile_labels(DEFAULT if text is None else text)
 
 
 def run_bench(

@@ -56,11 +56,13 @@ def download_models(names: Sequence[str], draft: str | None) -> int:
     """Download models into the hub's cache: the named ones with their listed drafts, or the chosen ones.
 
     Raises:
-        UsageError: one is a folder, or none is named or chosen.
+        UsageError: one is a folder or built in, or none is named or chosen.
         ModelError: the hub does not answer, has no such model, or refuses this user.
     """
     if draft is not None and len(names) != 1:
         raise UsageError("models get: --draft needs the name of one target")
+    if shipped := next((name for name in names if name in BUILT_IN), None):
+        raise UsageError(f"models get: {shipped}: is built in", hint=f"vidspec models use {shipped}")
     drafts = [draft] if draft is not None else [one for name in names if (one := listed_draft(name))]
     wanted = tuple(dict.fromkeys([*names, *drafts])) or resolve(None, {}, read_config()).profile.named_models
     if not wanted:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from vidspec.cli.options import TextOrJson, target_names
+from vidspec.cli.options import BUILT_IN, TextOrJson, target_names
 from vidspec.cli.printed import facts_table, print_json, print_rows
 from vidspec.errors import ModelError, UsageError
 from vidspec.events.tally import counted
@@ -92,6 +92,8 @@ def models(
     if none or names:
         what = "--none" if none else names[0]
         raise UsageError(f"models: {what}: unexpected argument", hint="vidspec models [use|get] NAME")
+    if verb in BUILT_IN:
+        raise UsageError(f"models: {verb}: is a built-in pair", hint=f"vidspec models use {verb}")
     if verb:
         return _print_checkpoint(verb, draft, load, weights, card, form)
     for option, value in (("--card", card), ("--draft", draft), ("--weights", weights)):

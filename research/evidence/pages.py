@@ -290,7 +290,7 @@ def race(results: Mapping[str, Results]) -> str:
                 rates[f"{title}, {row['batch']} at once", row["name"]] = row["clips_per_s"]
             else:
                 rates[f"{title}, single clips", row["name"]] = row["end_to_end"][0]
-    lines, raced, where = [], 0, list(dict.fromkeys(place for place, _ in rates))
+    raced, where = 0, list(dict.fromkeys(place for place, _ in rates))
     behind: dict[str, list[float]] = {name: [] for name in RACED}
     for place in where:
         known = {name: rates[place, name] for name in RACED if (place, name) in rates}
@@ -302,21 +302,19 @@ def race(results: Mapping[str, Results]) -> str:
         raced += 1
     if not raced:
         return ""
-    for label, of in (("median", median), ("most", max)):
-        lines.append((label, *(f"{of(some):.1%}" if some else "-" for some in behind.values())))
-    return table((f"of {raced} runs", *(f"`{name}`" for name in RACED)), lines)
+    found = (f"`{name}` {median(some):.1%} ({max(some):.1%})" for name, some in behind.items() if some)
+    return _filled(f"The median of {raced} runs, and the most: {', '.join(found)}.")
 
 
 INTRO = """\
 # Measured
 
-`make evidence` measures everything here on an idle machine. It writes this page, the pages in [measured/](measured/),
-the README's table and the pictures. Each page in that folder has its commands, the commit, the machine and the complete
-output; the `.json` file of the same name has the rows of its tables. Within a table all methods took turns in one run;
-do not compare figures of two tables. Unless a page names others, the models are the built-in pairs, in float32, whose
-targets have 9 million parameters. An [H100](measured/gpu.md) ran the engine with random weights of a 7B's shape: plain
-decoding 156 tokens/s, with drafts 230 to 490 if as many tokens are accepted as assumed there, `generate` of
-transformers 39. Definitions: [metrics.md](metrics.md).
+`make evidence` measures everything here on an idle machine. It writes this page, those in [measured/](measured/), the
+README's table and the pictures. Each page in that folder has its commands, the commit, the machine and the complete
+output; the `.json` file of the same name has the rows of its tables. Within a table all methods took turns in one run:
+do not compare two tables. Unless a page names others, the models are the built-in pairs, in float32, whose targets have
+9 million parameters. [On an H100](measured/gpu.md) random weights of a 7B's shape were measured. Definitions:
+[metrics.md](metrics.md).
 """
 SECTIONS = {
     "What you gain": (
@@ -335,7 +333,7 @@ SECTIONS = {
     ),
     "Folders": (
         "Clips per second from the first file opened to the last record written, with 8 frames and one thread per "
-        "process: one core decodes texts, the other reads files and encodes the next clips, and is mostly idle. More "
+        "process: one core decodes texts, the other reads files and encodes the next clips. More "
         "profiles, decoding alone, memory and rows per pass: {links}."
     ),
     "Other machines": (
@@ -387,8 +385,9 @@ def measured(data: Mapping[str, Results], known: Sequence[str], machines: Sequen
         if text:
             links = (f"[{label}](measured/{name}.md)" for label, name in LINKS.get(title, {}).items() if name in known)
             parts += [f"## {title}\n", _filled(SECTIONS[title].format(links=", ".join(links))) + "\n", text + "\n"]
-    parts += ["## All parts\n"]
-    parts += [*_all_parts(known), "- [On a GPU](measured/gpu.md)", ""]
+    parts += ["## Other parts\n"]
+    linked = {name for links in LINKS.values() for name in links.values()}
+    parts += [*_all_parts([name for name in known if name not in linked]), "- [On a GPU](measured/gpu.md)", ""]
     return "\n".join(parts)
 
 

@@ -757,3 +757,17 @@ def test_the_reader_starts_before_models_are_loaded(vidspec, monkeypatch):
     started = []
     monkeypatch.setattr(FakeReader, "start", lambda self: started.append(len(FakeCaptioner.made)))
     assert vidspec("caption", "good.mp4").code == 0 and started == [0]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--top-p", "0.9"), "--top-p changes nothing: the text is greedy"),
+        (("--set", "generate.min_p=0.1"), "--min-p changes nothing: the text is greedy"),
+        (("--top-p", "0.9", "--temperature", "0.8"), ""),
+        ((), ""),
+    ],
+)
+def test_keys_of_draws_that_a_greedy_text_does_not_use_are_noted(vidspec, given, said):
+    ran = vidspec("caption", "good.mp4", *given)
+    assert ran.code == 0 and ("changes nothing" in ran.err) == bool(said) and said in ran.err

@@ -26,6 +26,7 @@ from vidspec.runs.reporter import RunReporter
 from vidspec.runs.run_settings import (
     check_fields,
     clip_range,
+    greedy_note,
     input_sources,
     job_config,
     joined_list_note,
@@ -147,8 +148,11 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
     ):
         reporter.note(note)
     named = spec.profile or os.environ.get("VIDSPEC_PROFILE") or None
-    resolved = resolve_profile(named, profile_keys(spec), defaults)
+    keys = profile_keys(spec)
+    resolved = resolve_profile(named, keys, defaults)
     profile = resolved.profile
+    if (unused := greedy_note(keys, profile)) is not None:
+        reporter.note(unused)
     if resolved.sources.get("models.draft") == PAIRED:
         reporter.note(f"the draft is {profile.models.draft}, listed by `vidspec models` (--draft names another)")
     if resolved.note is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "check_fields",
     "clip_range",
+    "greedy_note",
     "input_sources",
     "job_config",
     "joined_list_note",
@@ -195,6 +196,14 @@ def timed_text_note(spec: RunSpec, forms: Sequence[OutputFormat]) -> str | None:
         "of the whole clip; --cut DIR writes each segment as a clip of its own, --format webdataset-txt joins the "
         "captions, --output-dir keeps the files away from clips"
     )
+
+
+def greedy_note(keys: Collection[str], profile: Profile) -> str | None:
+    """Return a note if keys that were set only shape the draws of a text that is greedy."""
+    wanted = [f"--{name.replace('_', '-')}" for name in ("top_k", "top_p", "min_p") if f"generate.{name}" in keys]
+    if not wanted or profile.generate.temperature > 0:
+        return None
+    return f"{wanted[0]} changes nothing: the text is greedy (--temperature 0.8 samples it)"
 
 
 def joined_list_note(spec: RunSpec, forms: Sequence[OutputFormat]) -> str | None:

@@ -8,6 +8,7 @@ import threading
 import weakref
 
 import jsonschema
+import numpy as np
 import pytest
 import torch
 
@@ -26,7 +27,7 @@ from vidspec.errors import ArgumentError, GenerationError, ModelError, VideoErro
 from vidspec.events.events import Finished, InputsReleased, Opened, Prefilled, PrefillProgress, Round
 from vidspec.events.record import RECORD_KEYS
 from vidspec.models import loading
-from vidspec.models.request import CaptionRequest
+from vidspec.models.request import CaptionRequest, DialogueTurn
 from vidspec.runs.schema import record_schema
 from vidspec.video.base import Clip
 
@@ -391,6 +392,36 @@ def test_a_call_takes_one_clip(captioner, method):
         getattr(captioner, method)([CLIP, CLIP])
     with pytest.raises(ArgumentError, match=r"captions.. takes the path of one clip"):
         captioner.captions([CLIP], ["What moves?"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompt": 5}, "prompt must be a text, not a int"),
+        ({"system": b"x"}, "system must be a text, not a bytes"),
+        ({"start": "1"}, "start must be seconds, not a str"),
+        ({"end": [1]}, "end must be seconds, not a list"),
+        ({"plain": "no"}, "plain must be True or False, not a str"),
+        ({"clip": np.zeros((2, 4, 4, 3), np.uint8)}, r"clip must be a vidspec\.video\.Clip, not a ndarray"),
+        ({"earlier": "ab"}, "earlier must be pairs of a question and its answer"),
+        ({"earlier": 5}, "earlier must be pairs of a question and its answer"),
+        ({"earlier": [("What moves?", None)]}, "earlier must be pairs of a question and its answer"),
+    ],
+)
+def test_an_option_of_another_type(captioner, options, message):
+    with pytest.raises(ArgumentError, match=rf"caption\(\): {message}"):
+        captioner.caption(CLIP, **options)
+
+
+def test_earlier_turns_are_plain_pairs_too(captioner):
+    turns = (DialogueTurn("What moves?", "A circle."),)
+    expected = captioner.caption(CLIP, prompt="Where to?", earlier=turns, max_new_tokens=8)
+    for earlier in ([("What moves?", "A circle.")], [["What moves?", "A circle."]]):
+        assert (
+            captioner.caption(CLIP, prompt="Where to?", earlier=earlier, max_new_tokens=8).token_ids
+            == expected.token_ids
+        )
+    assert captioner.caption(CLIP, earlier=None, max_new_tokens=2).token_ids
 
 
 def test_a_missing_file(captioner, tmp_path):

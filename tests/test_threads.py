@@ -374,6 +374,8 @@ def test_a_turn_that_is_held_open_blocks_no_thread_for_ever(small_captioner, cli
     assert "close()" in caught.value.hint
     held.close()
     assert dialogue.ask("And then?").token_ids and len(dialogue.exchanges) == 1
+    with pytest.raises(ArgumentError, match="a question must be a text, not a NoneType"):
+        dialogue.ask(None)
 
 
 @pytest.mark.parametrize("method", ["caption", "stream", "stream_text", "dialogue", "captions"])

@@ -75,6 +75,8 @@ class Dialogue(ClipSession):
         with self._turn():
             for name in options.keys() & FIXED:
                 raise ArgumentError(f"a question has no argument {name!r}", hint="it is an option of dialogue()")
+            if not isinstance(text, str):
+                raise ArgumentError(f"a question must be a text, not a {type(text).__name__}")
             if not text.strip():
                 raise ArgumentError("the question is empty")
             generate = {**self.clip.generate, **make_request("ask", self.clip.path, options).generate}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from numbers import Real
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
@@ -59,9 +60,9 @@ class CaptionOptions(TypedDict, total=False):
     """Per-call options; unset and None fields fall back to the profile.
 
     ``start`` and ``end`` are seconds from the start of the stream; ``clip`` holds frames that were read before,
-    ``earlier`` earlier questions and answers about them. ``plain`` decodes without a draft, with the same engine, cache
-    and kernels, for comparison. ``schema`` is a JSON Schema, an object or a file, for the
-    profile's ``generate.json_schema``. All others are keys of the section ``generate``.
+    ``earlier`` pairs of an earlier question and its answer about them. ``plain`` decodes without a draft, with the same
+    engine, cache and kernels, for comparison. ``schema`` is a JSON Schema, an object or a file, for the profile's
+    ``generate.json_schema``. All others are keys of the section ``generate``.
     """
 
     start: float | None
@@ -69,7 +70,7 @@ class CaptionOptions(TypedDict, total=False):
     prompt: str | None
     system: str | None
     clip: Clip | None
-    earlier: tuple[DialogueTurn, ...]
+    earlier: Sequence[tuple[str, str]] | None
     plain: bool | None
     max_new_tokens: int | None
     temperature: float | None
@@ -181,13 +182,15 @@ def make_request(method: str, path: str | Path, options: CaptionOptions) -> Capt
     """Return the request of a method's call.
 
     Raises:
-        ArgumentError: the path is not one, an option is not one of :class:`CaptionOptions`, or the prompt is empty.
+        ArgumentError: the path is not one, an option is not one of :class:`CaptionOptions` or of another type, or the
+            prompt is empty.
     """
     if not isinstance(path, str | PathLike):
         raise ArgumentError(
             f"{method}() takes the path of one clip, not a {type(path).__name__}",
             hint="caption_many takes several",
         )
+    _check_types(method, options)
     prompt = options.get("prompt")
     if prompt is not None and not prompt.strip():
         raise ArgumentError(f"{method}(): the prompt is empty", hint="leave it out to use the profile's prompt")
@@ -203,7 +206,7 @@ def make_request(method: str, path: str | Path, options: CaptionOptions) -> Capt
         options.get("system"),
         options.get("start"),
         options.get("end"),
-        earlier=options.get("earlier", ()),
+        earlier=_read_turns(method, options.get("earlier") or ()),
         plain=bool(options.get("plain")),
         generate={
             "json_schema" if name == "schema" else name: value
@@ -211,6 +214,27 @@ def make_request(method: str, path: str | Path, options: CaptionOptions) -> Capt
             if name not in fields and value is not None
         },
     )
+
+
+def _check_types(method: str, options: CaptionOptions) -> None:
+    """Refuse options that the profile does not check, with values of another type."""
+    from vidspec.video.base import Clip
+
+    kinds = {"prompt": (str, "a text"), "system": (str, "a text"), "plain": (bool, "True or False")}
+    kinds |= {"start": (Real, "seconds"), "end": (Real, "seconds"), "clip": (Clip, "a vidspec.video.Clip")}
+    for name, (kind, what) in kinds.items():
+        if not isinstance(value := options.get(name), kind | None):
+            raise ArgumentError(f"{method}(): {name} must be {what}, not a {type(value).__name__}")
+
+
+def _read_turns(method: str, earlier: Sequence[tuple[str, str]]) -> tuple[DialogueTurn, ...]:
+    try:
+        turns = tuple(DialogueTurn(*turn) for turn in earlier)
+    except TypeError:
+        turns = None
+    if isinstance(earlier, str) or turns is None or not all(isinstance(text, str) for turn in turns for text in turn):
+        raise ArgumentError(f"{method}(): earlier must be pairs of a question and its answer")
+    return turns
 
 
 def require_text(path: str, *texts: str | None) -> None:

@@ -424,6 +424,30 @@ def test_earlier_turns_are_plain_pairs_too(captioner):
     assert captioner.caption(CLIP, earlier=None, max_new_tokens=2).token_ids
 
 
+def test_texts_of_an_iterator_are_those_of_each_call(captioner, record):
+    """Calls with equal options share their setup; an iterator may lie where an earlier one did, with the same repr."""
+
+    class Texts:
+        def __init__(self, *texts):
+            self.rest = list(texts)
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            if not self.rest:
+                raise StopIteration
+            return self.rest.pop()
+
+        def __repr__(self):
+            return "<Texts object at 0x7f>"
+
+    for end in (5, 8):
+        stop = record.caption[end : end + 3]
+        text = captioner.caption(CLIP, stop=Texts(stop)).caption
+        assert text == record.caption[: record.caption.index(stop)].strip()
+
+
 def test_a_missing_file(captioner, tmp_path):
     with pytest.raises(VideoError) as caught:
         captioner.caption(tmp_path / "nothing.mp4")

@@ -5,7 +5,7 @@ Imports no torch, so that clients of a captioner need none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from numbers import Real
@@ -209,7 +209,7 @@ def make_request(method: str, path: str | Path, options: CaptionOptions) -> Capt
         earlier=_read_turns(method, options.get("earlier") or ()),
         plain=bool(options.get("plain")),
         generate={
-            "json_schema" if name == "schema" else name: value
+            "json_schema" if name == "schema" else name: tuple(value) if isinstance(value, Iterator) else value
             for name, value in options.items()
             if name not in fields and value is not None
         },

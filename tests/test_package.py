@@ -1,5 +1,6 @@
 """Names of the package: loaded on first use, typed for those who import them."""
 
+import pickle
 import re
 import subprocess
 import sys
@@ -43,3 +44,10 @@ def test_names_that_the_pages_import_are_listed():
 
 def test_it_has_type_hints():
     assert files("vidspec").joinpath("py.typed").is_file()
+
+
+def test_every_error_can_be_pickled():
+    for name in errors.__all__:
+        error = errors.ClosedError() if name == "ClosedError" else getattr(errors, name)("a", hint="b", stage="c")
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again), again.stage) == (type(error), str(error), error.stage)

@@ -70,8 +70,8 @@ class ClosedError(UsageError, AttributeError):
 
     kind = "closed"
 
-    def __init__(self) -> None:
-        super().__init__("this captioner is closed", hint="make another with Captioner.from_profile")
+    def __init__(self, message: str = "this captioner is closed") -> None:  # copies and pickles pass the message
+        super().__init__(message, hint="make another with Captioner.from_profile")
 
 
 class ProfileError(UsageError):

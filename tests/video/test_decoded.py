@@ -1,5 +1,6 @@
 """Frames that were decoded before: a clip of their own, captioned without a video library."""
 
+import math
 import subprocess
 import sys
 
@@ -54,8 +55,16 @@ def test_facts_follow_from_frames_and_times():
 @pytest.mark.parametrize(
     ("shape", "dtype", "times"),
     [((4, 6, 8, 3), np.float32, 4), ((4, 3, 6, 8), np.uint8, 4), ((6, 8, 3), np.uint8, 6), ((4, 6, 8, 3), np.uint8, 3),
-     ((0, 6, 8, 3), np.uint8, 0)],
+     ((0, 6, 8, 3), np.uint8, 0), ((4, 0, 8, 3), np.uint8, 4)],
 )  # fmt: skip
 def test_what_are_no_frames_is_refused(shape, dtype, times):
     with pytest.raises(UsageError, match="frames"):
         Clip.of(np.zeros(shape, dtype), range(times))
+
+
+@pytest.mark.parametrize("times", [[0.0, math.nan], [0.0, math.inf], [1.0, 0.0], ["a", "b"], None, 5])
+def test_what_are_no_times_is_refused(times):
+    with pytest.raises(UsageError, match="times"):
+        Clip.of(np.zeros((2, 6, 8, 3), np.uint8), times)
+    with pytest.raises(UsageError, match="frames must be an array, not a list"):
+        Clip.of([np.zeros((6, 8, 3), np.uint8)], [0.0])

@@ -91,19 +91,22 @@ class Clip:
     ) -> Clip:
         """Make a clip of frames decoded elsewhere, with their times; no facts about a file, and no decoder is loaded.
 
-        Raises UsageError: not (N, H, W, 3) uint8, or not as many times as frames.
+        Raises UsageError: not (N, H, W, 3) uint8, or not N finite times in order.
         """
-        if (
-            frames.dtype != np.uint8
-            or frames.ndim != 4
-            or frames.shape[3] != 3
-            or not len(frames) == len(timestamps) > 0
-        ):
+        if not isinstance(frames, np.ndarray):
+            raise UsageError(f"frames must be an array, not a {type(frames).__name__}", hint="numpy.stack makes one")
+        try:
+            times = np.asarray(timestamps, np.float64)
+        except (TypeError, ValueError):
+            raise UsageError(f"times must be seconds, not {timestamps!r}"[:200]) from None
+        right = frames.dtype == np.uint8 and frames.ndim == 4 and frames.shape[3] == 3 and frames.size > 0
+        if not right or times.shape != frames.shape[:1]:
             raise UsageError(
-                f"{len(timestamps)} times and frames of {frames.dtype} {frames.shape}",
+                f"{times.size} times and frames of {frames.dtype} {frames.shape}",
                 hint="frames are (N, H, W, 3) uint8 in RGB, at N times in seconds",
             )
-        times = np.asarray(timestamps, np.float64)
+        if not np.isfinite(times).all() or (np.diff(times) < 0).any():
+            raise UsageError("the times of frames must be finite, and in order")
         seconds = float(times[-1] - times[0]) * len(times) / max(1, len(times) - 1)
         height, width, count = *frames.shape[1:3], len(frames)
         rate = count / seconds if seconds else 0.0

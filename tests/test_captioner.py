@@ -23,7 +23,7 @@ from vidspec.decoding.tickets import Caller
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.engine.slab import Slab
-from vidspec.errors import ArgumentError, GenerationError, ModelError, VideoError
+from vidspec.errors import ArgumentError, GenerationError, ModelError, ProfileError, VideoError
 from vidspec.events.events import Finished, InputsReleased, Opened, Prefilled, PrefillProgress, Round
 from vidspec.events.record import RECORD_KEYS
 from vidspec.models import loading
@@ -509,6 +509,13 @@ def test_models_that_see_frames_differently(settings_):
         pytest.raises(ModelError, match=f"{VISUAL} and {FRAMES * 9 + 1} visual tokens"),
     ):
         captioner.caption(CLIP)
+
+
+def test_a_profile_is_a_name_a_file_or_loaded(tmp_path):
+    with pytest.raises(ProfileError, match=r"none\.yaml"):
+        Captioner.from_profile(tmp_path / "none.yaml")
+    with pytest.raises(ArgumentError, match="not a NoneType"):
+        Captioner.from_profile(None)
 
 
 def test_missing_built_in_models(tmp_path, monkeypatch):

@@ -98,6 +98,8 @@ def test_no_clip_and_an_unknown_value_are_refused_by_the_call(clips):
         vidspec.run(clips, include="*.mkv")
     with pytest.raises(ProfileError, match="temperature"):
         vidspec.run(clips, temperature="hot")
+    with pytest.raises(UsageError, match="overrides: must be a dictionary with dotted keys"):
+        vidspec.run(clips, overrides=["prune.alpha"])
 
 
 def test_keywords_win_over_variables_and_these_over_the_config(clips, monkeypatch, tmp_path):

@@ -73,7 +73,7 @@ class Captioner:
 
     @classmethod
     @garbage.loading()
-    def from_profile(cls, profile: str | Profile, *, overrides: Mapping[str, object] | None = None) -> Captioner:
+    def from_profile(cls, profile: str | Path | Profile, *, overrides: Mapping[str, object] | None = None) -> Captioner:
         """Load the models of a profile.
 
         Args:
@@ -81,10 +81,12 @@ class Captioner:
             overrides: dotted keys that override it, such as ``{"prune.alpha": 0.8}``.
 
         Raises:
-            ProfileError, ModelError, DeviceError: with a one-line message and a hint.
+            ArgumentError, ProfileError, ModelError, DeviceError: with a one-line message and a hint.
         """
-        if isinstance(profile, str):
-            profile = profiles.load(profile, overrides)
+        if isinstance(profile, str | os.PathLike):
+            profile = profiles.load(str(profile), overrides)
+        elif not isinstance(profile, Profile):
+            raise ArgumentError(f"a profile is a name, a file or a Profile, not a {type(profile).__name__}")
         elif overrides:
             profile = profiles.override(profile, overrides)
         if profile.models.threads is not None:

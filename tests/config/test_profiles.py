@@ -454,3 +454,8 @@ HOT = {"generate.temperature": 0.7}
 def test_where_drawn_tokens_are_those_of_plain_decoding(name, overrides, same):
     """That it is so: ``tests/test_lossless.py``."""
     assert profiles.load(name, overrides, env={}).token_for_token == same
+
+
+@pytest.mark.parametrize("overrides", [["prune.alpha"], 5, {5: 1}])
+def test_overrides_are_a_dictionary(overrides):
+    assert problem(overrides=overrides) == 'overrides: must be a dictionary with dotted keys ({"prune.alpha": 0.8})'

@@ -217,8 +217,15 @@ def from_env(env: Mapping[str, str]) -> ProfileLayer:
 
 
 def from_flags(overrides: Mapping[str, object] | None) -> ProfileLayer:
-    """Return the layer of a caller's overrides."""
-    return {key: (_null(key, value), "") for key, value in (overrides or {}).items()}
+    """Return the layer of a caller's overrides.
+
+    Raises:
+        ProfileError: they are no mapping of texts.
+    """
+    overrides = overrides or {}
+    if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
+        raise ProfileError("overrides: must be a dictionary with dotted keys", hint='{"prune.alpha": 0.8}')
+    return {key: (_null(key, value), "") for key, value in overrides.items()}
 
 
 def _null(key: str, value: object) -> object:

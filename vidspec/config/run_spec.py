@@ -398,7 +398,7 @@ def split_keywords(options: Mapping[str, object]) -> tuple[dict[str, object], di
     A key of a profile that is an option of the command line is a keyword of the same name, such as ``frames``.
 
     Raises:
-        UsageError: a keyword is neither, or a key is set twice.
+        UsageError: a keyword is neither, a key is set twice, or the overrides are no mapping.
     """
     keys = {
         name: f"{section}.{name}"
@@ -406,7 +406,10 @@ def split_keywords(options: Mapping[str, object]) -> tuple[dict[str, object], di
         for name, field in model.model_fields.items()
         if any(isinstance(one, Flag) for one in field.metadata)
     }
-    overrides: dict[str, object] = dict(options.get("overrides") or {})  # type: ignore[call-overload]
+    given = options.get("overrides") or {}
+    if not isinstance(given, Mapping):
+        raise UsageError("overrides: must be a dictionary with dotted keys", hint='{"prune.alpha": 0.8}')
+    overrides = dict(given)
     fields: dict[str, object] = {}
     for name, value in options.items():
         if name in RunSpec.model_fields and name != "overrides":

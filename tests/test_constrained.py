@@ -204,6 +204,7 @@ def test_an_answer_without_a_value_is_an_error_of_its_clip(value):
         ({"generate.json_schema": "nowhere.json"}, "generate.json_schema: nowhere.json: No such file"),
         ({"generate.json_schema": "{1"}, "generate.json_schema: must be JSON"),
         ({"generate.json_schema": [1]}, "generate.json_schema: must be a JSON Schema"),
+        ({"generate.json_schema": {"type": str}}, "generate.json_schema: must be JSON (Object of type type"),
         (
             {"generate.json_schema": '{"type": "obj"}'},
             "generate.json_schema: is not a JSON Schema for text: Invalid type",

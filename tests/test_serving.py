@@ -9,12 +9,13 @@ import pytest
 from research.world.samples import draw
 from tests.ready_clips import ReadyClips, serve_captions
 from tests.tiers import full_but
+from vidspec.aio import AsyncCaptioner
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.draft_length.batch import START
 from vidspec.engine.requests import run_to_completion
 from vidspec.engine.sampling import Sampling
-from vidspec.errors import GenerationError
+from vidspec.errors import ArgumentError, GenerationError
 from vidspec.events.events import Finished, LoopLoad, Opened, Prefilled, Restarted
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
@@ -255,8 +256,11 @@ def test_how_many_at_once_follows_from_what_passes_take(small_captioner, clips, 
 def test_nobody_to_serve(small_captioner):
     ((key, load),) = small_captioner.client.serve(ReadyClips([]), batch=3)
     assert key is None and (load.clips, load.passes) == (0, 0)
-    with pytest.raises(ValueError, match="at least one"):
-        list(small_captioner.client.serve(ReadyClips([]), batch=0))
+    for batch in (0, 1.5, "3"):
+        with pytest.raises(ArgumentError, match="batch must be a number of clips, 1 or more"):
+            list(small_captioner.client.serve(ReadyClips([]), batch=batch))
+        with pytest.raises(ArgumentError, match="batch must be a number of clips, 1 or more"):
+            AsyncCaptioner(small_captioner, batch)
 
 
 def test_each_clip_draws_from_a_seed_of_its_own(small_captioner, clips):

@@ -87,4 +87,7 @@ def json_schema(value: object) -> object:
         return None
     if not isinstance(value, dict):
         raise PydanticCustomError("json_schema", "must be a JSON Schema: an object, or a file with one")
-    return json.dumps(value, ensure_ascii=False)
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, RecursionError) as error:
+        raise PydanticCustomError("json_schema", "{text}", {"text": f"must be JSON ({error})"}) from error

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from vidspec.decoding.loop import PassRecord
 from vidspec.draft_length.batch import BatchSize
 from vidspec.draft_length.costs import PassCosts
-from vidspec.errors import VidspecError
+from vidspec.errors import ArgumentError, VidspecError
 from vidspec.events.events import Event, Finished, LoopLoad
 
 if TYPE_CHECKING:
@@ -122,11 +122,14 @@ class Caller:
         waiting: clips that are not admitted yet.
         again: clips to be repeated without others.
         clips: those in flight, by their keys in the loop.
+
+    Raises:
+        ArgumentError: the batch is not a number of clips.
     """
 
     def __init__(self, batch: int | None = None, on_load: Callable[[LoopLoad], None] | None = None) -> None:
-        if batch is not None and batch < 1:
-            raise ValueError(f"a batch must have at least one clip, not {batch}")
+        if batch is not None and not (isinstance(batch, int) and batch >= 1):
+            raise ArgumentError(f"batch must be a number of clips, 1 or more, not {batch!r}")
         self.batch, self.on_load = batch, on_load
         self.waiting: deque[SubmittedClip] = deque()
         self.again: deque[SubmittedClip] = deque()

@@ -413,6 +413,15 @@ def test_an_option_of_another_type(captioner, options, message):
         captioner.caption(CLIP, **options)
 
 
+def test_frames_that_were_read_have_no_other_part_and_are_one_clip(captioner):
+    clip = Clip.of(np.zeros((2, 28, 28, 3), np.uint8), [0.0, 1.0])
+    for name in ("start", "end"):
+        with pytest.raises(ArgumentError, match=rf"caption\(\): clip and {name} exclude each other"):
+            captioner.caption(CLIP, clip=clip, **{name: 1.0})
+    with pytest.raises(ArgumentError, match=r"caption_many\(\) reads its clips, and takes no clip"):
+        captioner.caption_many([CLIP, CLIP], clip=clip)
+
+
 def test_earlier_turns_are_plain_pairs_too(captioner):
     turns = (DialogueTurn("What moves?", "A circle."),)
     expected = captioner.caption(CLIP, prompt="Where to?", earlier=turns, max_new_tokens=8)

@@ -6,6 +6,7 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from tests.checkpoints.eagle3 import HEADS, INNER, KV_HEADS, WIDTH, layout
 from tests.checkpoints.mtp import FAMILY, save, tensors
 from tests.checkpoints.qwen import QwenKind
 from tests.decoding.test_round_counts import PENALTIES, ROUNDS, TREE, Launches, Waits
+from tests.decoding.toys import turn
 from tests.engine import standin
 from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.decoding.limits import StoppingRules
@@ -102,6 +104,7 @@ def begun(loop, kind, clips, head="eagle3", penalties=None, tokens=TOKENS):
         prefill = PrefillResult(span, passed.logits[-1])
         one.target = Target(target, prefill, Sampling(), one.rng, blocks, history=history)
         one.limits, one.gamma, one.acceptance = StoppingRules(tokens), GAMMA, ExactRule()
+        one.setup = SimpleNamespace(window=GAMMA)
         last = passed.tapped[-1:]
         if kind == "adaptive":
             one.drafter = HeadAdaptive(head, pairs, last)
@@ -124,7 +127,7 @@ def texts(kind, clips, head="eagle3", penalties=None):
     waits.synchronised = 0
     with waits:
         while len(loop):
-            list(loop.turn())
+            turn(loop)
     assert all(one.over and one.error is None and len(one.token_ids) == TOKENS for one in sequences)
     return [one.token_ids for one in sequences], waits, passes, max(len(one.rounds) for one in sequences) - 1
 
@@ -173,7 +176,7 @@ def test_replayed_passes_draft_what_the_others_do(monkeypatch, kind, penalties):
         if not replayed:
             sequences[0].drafter.engine.model.decoder.graphs = None
         while len(loop):
-            list(loop.turn())
+            turn(loop)
         found.append([[(one.token_ids, one.drafted, one.rejected) for one in each.rounds] for each in sequences])
     assert found[0] == found[1] and any(drafted for _, drafted, _ in found[0][0])
 
@@ -214,15 +217,15 @@ def launched(monkeypatch, kind, head, penalties=None):
     loop, launches = Loop(), Launches(monkeypatch)
     sequences = begun(loop, kind, 16, head, penalties, ENDLESS)
     for _ in range(2):  # the passes are made
-        list(loop.turn())
+        turn(loop)
     launches.found.clear()
     launches.copies.clear()
     drafting = 0
     with launches:
         for _ in range(ROUNDS):
             before = launches.found.total() + launches.copies.total()
-            list(loop.turn())
+            turn(loop)
             drafting += launches.found.total() + launches.copies.total() - before
-            list(loop.turn())
+            turn(loop)
     assert {len(one.rounds) for one in sequences} == {2 + ROUNDS}
     return (launches.found.total() + launches.copies.total()) / ROUNDS, launches, drafting / ROUNDS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from research.random_decoder import engine_of, language
 from research.sizes import Size
 from tests.checkpoints.llava_onevision import tokenizer
+from tests.decoding.toys import turn
 from tests.engine import standin
 from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.decoding.limits import StoppingRules
@@ -43,7 +45,7 @@ TREE = parse_tree("0 1 2 | 00 01 10 | 000 001")
 #: Rounds whose launches are counted.
 ROUNDS = 3
 #: Calls of Python in a round of 16 clips.
-CALLS = 1220
+CALLS = 1225
 GREEDY, DRAWN = Sampling(), Sampling(0.8, 0.9)
 PENALTIES = Penalties(1.2, 0.3)
 LAUNCHED = [
@@ -147,6 +149,7 @@ def begun(loop, kind, clips, sampling=GREEDY, gamma=5, text=None, models=(1, 2),
         history = penalties and PenaltyHistory(penalties, [clip, 1, 2, 3])
         one.target = Target(target, read(target, clip), sampling, one.rng, history=history)
         one.limits, one.gamma, one.acceptance = StoppingRules(24), gamma, ExactRule()
+        one.setup = SimpleNamespace(window=gamma)
         one.drafter = drafter_of(kind, draft, read(draft, clip).span, sampling)
         one.drafter.history = history
         one.text = text and text()
@@ -162,12 +165,12 @@ def launched(monkeypatch, kind, clips, sampling=GREEDY, models=(1, 2), penalties
     loop, launches = Loop(), Launches(monkeypatch)
     sequences = begun(loop, kind, clips, sampling, models=models, penalties=penalties)
     for _ in range(2):  # the passes are made
-        list(loop.turn())
+        turn(loop)
     launches.found.clear()
     launches.copies.clear()
     with launches:
         while max(len(one.rounds) for one in sequences) < 2 + ROUNDS:
-            list(loop.turn())
+            turn(loop)
     return (launches.found.total() + launches.copies.total()) / ROUNDS, launches
 
 
@@ -179,7 +182,7 @@ def counted(kind, clips, sampling=GREEDY, penalties=None):
     waits.synchronised = 0
     with waits:
         while len(loop):
-            list(loop.turn())
+            turn(loop)
     assert all(one.over and one.error is None and len(one.token_ids) == 24 for one in sequences)
     return waits, passes, max(len(one.rounds) for one in sequences) - 1
 
@@ -246,11 +249,11 @@ def test_a_round_of_16_clips_is_little_work_for_the_host(monkeypatch, models):
     words, loop, calls = tokenizer(), Loop(), Calls(monkeypatch)
     sequences = begun(loop, "chain", 16, text=lambda: Detokenizer(words), models=models)
     for _ in range(2):  # the passes are made
-        list(loop.turn())
+        turn(loop)
     rounds = 3
     with calls:
         for _ in range(2 * rounds):
-            list(loop.turn())
+            turn(loop)
     assert {len(one.rounds) for one in sequences} == {2 + rounds}
     assert calls.found.total() / rounds <= CALLS
 

@@ -272,3 +272,10 @@ def on_tables(
         drafter.history = history
     sequence.acceptance = (rule or ExactRule()) if drafter is not None else None
     return sequence
+
+
+def turn(loop):
+    """A turn; the error of a sequence, which would make no further rounds, is raised."""
+    for client in loop.turn():
+        if client.error is not None:
+            raise client.error

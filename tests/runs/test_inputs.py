@@ -264,6 +264,7 @@ def test_shards_that_are_pipes_or_sockets_are_left_out_unopened():
         ('{"path": "a.mp4"}\n{"path": "b.mp4", "path": "c.mp4"}', "m, line 2: path: is set twice"),
         ('{"path": "a.mp4", "more": {"x": 1, "x": 2}}', "m, line 1: x: is set twice"),
         ("path,prompt,PATH\na.mp4,What?,b.mp4\n", "m, line 1: path: is set twice"),
+        ('path,"prompt\na.mp4,What?\n', "m, line 1: not CSV: unexpected end of data"),
     ],
 )
 def test_a_key_of_a_manifest_is_not_set_twice(text, message):

@@ -302,7 +302,7 @@ class Loop:
             client.over, client.value = True, end.value
         except Exception as error:
             client.over, client.error = True, error
-        if not (client.over or isinstance(client.request, Forward | Encode | Receive)):
+        if not (client.over or isinstance(client.request, (Forward, Encode, Receive))):
             client.over, client.error = True, TypeError(f"{client.request!r}, yielded, is no engine request")
             client.steps.close()
         client.since = self.now()

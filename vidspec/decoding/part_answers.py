@@ -61,30 +61,29 @@ def check_draft(sequence: Sequence, draft: object) -> None:
     """
     if not isinstance(draft, Draft):
         _refuse(sequence, "drafter", sequence.drafter, f"proposed {_described(draft)}, not a Draft")
-    if draft.tokens and (problem := _problem_of_draft(sequence, draft)) is not None:
-        _refuse(sequence, "drafter", sequence.drafter, problem)
-
-
-def _problem_of_draft(sequence: Sequence, draft: Draft) -> str | None:
-    tokens, parents, model = draft.tokens, draft.parents, sequence.target.engine.model
+    if not (tokens := draft.tokens):
+        return
+    parents, probs, model, most = draft.parents, draft.probs, sequence.target.engine.model, sequence.setup.window
+    known = model.known_ids
     for token in tokens:
         if not hasattr(token, "__index__"):
-            return f"proposed {token!r}, which is no token id"
-    if min(tokens) < 0 or max(tokens) >= model.known_ids:
-        wrong = next(token for token in tokens if not 0 <= token < model.known_ids)
-        return f"proposed the token {wrong}, and the target's ids are 0 to {model.known_ids - 1}"
-    if draft.is_chain:
-        if len(tokens) > (most := sequence.setup.window):
-            return f"proposed {len(tokens)} tokens, and a window has at most {most}"
-        if draft.probs is not None and draft.probs.shape != (shape := (len(tokens), model.vocabulary)):
-            return f"proposed probabilities of shape {tuple(draft.probs.shape)}, not {shape}"
-        return None
+            _refuse(sequence, "drafter", sequence.drafter, f"proposed {token!r}, which is no token id")
+        if not 0 <= token < known:
+            problem = f"proposed the token {token}, and the target's ids are 0 to {known - 1}"
+            _refuse(sequence, "drafter", sequence.drafter, problem)
     if len(parents) != len(tokens):
-        return f"proposed {len(tokens)} tokens with {len(parents)} parents"
+        problem = f"proposed {len(tokens)} tokens with {len(parents)} parents"
+        _refuse(sequence, "drafter", sequence.drafter, problem)
     for node, parent in enumerate(parents):
         if not -1 <= parent < node:
-            return f"proposed a tree whose node {node} has the parent {parent}, which does not come before it"
-    return None
+            problem = f"proposed a tree whose node {node} has the parent {parent}, which does not come before it"
+            _refuse(sequence, "drafter", sequence.drafter, problem)
+    if len(tokens) > most and draft.is_chain:
+        problem = f"proposed {len(tokens)} tokens, and a window has at most {most}"
+        _refuse(sequence, "drafter", sequence.drafter, problem)
+    if probs is not None and probs.shape != (shape := (len(tokens), model.vocabulary)):
+        problem = f"proposed probabilities of shape {tuple(probs.shape)}, not {shape}"
+        _refuse(sequence, "drafter", sequence.drafter, problem)
 
 
 def check_verdict(sequence: Sequence, verdict: object, draft: Draft) -> Verdict:

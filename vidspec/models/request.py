@@ -191,6 +191,12 @@ def make_request(method: str, path: str | Path, options: CaptionOptions) -> Capt
             hint="caption_many takes several",
         )
     _check_types(method, options)
+    if options.get("clip") is not None:
+        if method == "caption_many":
+            raise ArgumentError("caption_many() reads its clips, and takes no clip", hint="call caption for each")
+        for name, time in (("start", options.get("start")), ("end", options.get("end"))):
+            if time is not None:
+                raise ArgumentError(f"{method}(): clip and {name} exclude each other", hint="read the part alone")
     prompt = options.get("prompt")
     if prompt is not None and not prompt.strip():
         raise ArgumentError(f"{method}(): the prompt is empty", hint="leave it out to use the profile's prompt")

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import cast
@@ -164,10 +165,14 @@ def _object_without_repeats(pairs: list[tuple[str, object]], where: str) -> dict
 def _csv_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, object]]]:
     header = text.split("\n", 1)[0]
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if "\t" in header else ",", strict=True)
-    names = {str(column): str(column).strip() for column in reader.fieldnames or ()}
+    try:
+        columns = [str(column) for column in reader.fieldnames or ()]
+    except csv.Error as error:
+        raise UsageError(f"{name}, line 1: not CSV: {error}") from None
+    names = {column: column.strip() for column in columns}
     names |= {column: name.lower() for column, name in names.items() if name.lower() in (*PATH_KEYS, *OWN_KEYS)}
-    given = [names[column] for column in map(str, reader.fieldnames or ())]
-    if twice := next((column for column in given if column and given.count(column) > 1), None):
+    given = Counter(names[column] for column in columns)
+    if twice := next((column for column, times in given.items() if column and times > 1), None):
         raise UsageError(f"{name}, line 1: {twice}: is set twice")
     if set(names.values()).isdisjoint(PATH_KEYS):
         raise UsageError(f"{name}: its first line must be a JSON object, or name the columns, path among them")

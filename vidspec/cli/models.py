@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -84,11 +84,9 @@ def models(
     load = MemoryWorkload(frames, (height, width), max_new_tokens, dtype or "auto")
     verb, *names = words or [""]
     if verb in ("use", "get"):
-        given = {"--dtype": dtype, "--weights": weights, "--card": card, "--format": form != "text"}
-        given |= {"--frames": frames != 32, "--size": size != "1280x720", "--max-new-tokens": max_new_tokens != 512}
-        if wrong := next((option for option, value in given.items() if value), None):
-            raise UsageError(f"models {verb}: takes no {wrong}", hint=f"vidspec models NAME {wrong} ... inspects NAME")
-        return _choose(verb, names, draft, none=none)
+        inspects = {"--dtype": dtype, "--weights": weights, "--card": card, "--format": form != "text"}
+        inspects |= {"--frames": frames != 32, "--size": size != "1280x720", "--max-new-tokens": max_new_tokens != 512}
+        return _choose(verb, names, draft, [option for option, given in inspects.items() if given], none=none)
     if none or names:
         what = "--none" if none else names[0]
         raise UsageError(f"models: {what}: unexpected argument", hint="vidspec models [use|get] NAME")
@@ -108,10 +106,12 @@ def models(
     return 0
 
 
-def _choose(verb: str, names: list[str], draft: str | None, *, none: bool) -> int:
-    """Run ``models use`` or ``models get``; returns the exit code."""
+def _choose(verb: str, names: list[str], draft: str | None, others: Sequence[str], *, none: bool) -> int:
+    """Run ``models use`` or ``models get``, which take no other options; returns the exit code."""
     from vidspec.cli import choosing
 
+    for option in others:
+        raise UsageError(f"models {verb}: takes no {option}", hint=f"vidspec models NAME {option} ... inspects NAME")
     if verb == "use":
         return choosing.choose_models(names, draft, none=none)
     if none:

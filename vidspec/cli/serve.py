@@ -78,7 +78,6 @@ def serve(
     from vidspec.errors import UsageError
 
     require_packages("serve", *(["aiohttp"] if allow_media_domain else []))
-    require_one_prompt("serve", spec)
     from vidspec.serve.config import ServeConfig
 
     if allow_local_media is not None and not allow_local_media.is_dir():
@@ -118,6 +117,7 @@ def _serve(spec: RunSpec, options: TerminalOptions, config: ServeConfig, listene
     from vidspec.runs.planning import require_devices
     from vidspec.runs.run_settings import job_config, profile_keys
 
+    require_one_prompt("serve", spec)
     resolved = resolve_profile(spec.profile, profile_keys(spec), read_config())
     profile = resolved.profile
     if resolved.note is not None and not options.quiet:

@@ -140,8 +140,6 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
     defaults = read_config()
     sources = input_sources(spec)
     forms = output_formats(spec, defaults)
-    if spec.csv_raw and not any(form.name == "csv" for form in forms):
-        raise UsageError("--csv-raw needs --format csv")
     sources = replace(sources, links=any(writes_clip_file(spec, form) for form in forms))
     for note in filter(
         None, (misnamed_output(spec, forms), timed_text_note(spec, forms), joined_list_note(spec, forms))
@@ -151,12 +149,10 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
     keys = profile_keys(spec)
     resolved = resolve_profile(named, keys, defaults)
     profile = resolved.profile
-    if (unused := greedy_note(keys, profile)) is not None:
-        reporter.note(unused)
     if resolved.sources.get("models.draft") == PAIRED:
         reporter.note(f"the draft is {profile.models.draft}, listed by `vidspec models` (--draft names another)")
-    if resolved.note is not None:
-        reporter.note(resolved.note)
+    for note in filter(None, (greedy_note(keys, profile), resolved.note)):
+        reporter.note(note)
     if spec.engine == "local":
         require_devices(profile)
     how = replace(job_config(spec, profile), models_named=resolved.models_named)

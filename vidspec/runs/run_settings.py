@@ -154,7 +154,7 @@ def output_formats(spec: RunSpec, defaults: UserConfig) -> tuple[OutputFormat, .
     """Return the formats: from the option, the output file's suffix, the config, Parquet for shards, or text.
 
     Raises:
-        UsageError: a format is unknown, or needs a package that is not installed.
+        UsageError: a format is unknown or needs a package that is not installed, or an option another format.
     """
     from vidspec.runs.formats.base import DEFAULT_FORMAT, SHARD_FORMAT, format_of_suffix, make_format
     from vidspec.runs.inputs import is_shard
@@ -172,6 +172,8 @@ def output_formats(spec: RunSpec, defaults: UserConfig) -> tuple[OutputFormat, .
         if form.requires is not None:
             package = form.requires
             _require_package(f"--format {form.name}", package.name, (package.module,), package.install)
+    if spec.csv_raw and not any(form.name == "csv" for form in forms):
+        raise UsageError("--csv-raw needs --format csv")
     return forms
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -20,6 +21,9 @@ from vidspec.engine.sampling import Sampling
 from vidspec.events.trace import Trace
 from vidspec.models.detokenizer import Detokenizer
 from vidspec.models.request import CaptionRequest
+
+if TYPE_CHECKING:
+    from vidspec.decoding.setup import DecodingSetup
 
 __all__ = ["Words", "begin_clip"]
 
@@ -59,6 +63,7 @@ def begin_clip(
     tapped = () if drafter is None else drafter.tapped
     one.target = Target(target, read, sampling or Sampling(), one.rng, tapped)
     one.limits, one.gamma, one.acceptance, one.drafter = StoppingRules(_ENDLESS), gamma, acceptance, drafter
+    one.setup = cast("DecodingSetup", SimpleNamespace(window=gamma))
     one.text = Detokenizer(Words())
     one.emit_first()
     one.key, one.steps = key, autoregressive(one) if drafter is None else sequential(one)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 from vidspec.captioner import Captioner
 from vidspec.config import labels, profiles
@@ -19,7 +20,7 @@ from vidspec.models.head import Head
 from vidspec.models.placement import Placement, resolve_placement
 from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["LoadedModels", "ModelSource", "lossless_profiles", "profile_labels"]
+__all__ = ["LoadedModels", "ModelSource", "lossless_profiles", "profile_labels", "require_files"]
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,17 @@ def lossless_profiles() -> list[str]:
     names = sorted(info.name for info in profiles.available() if info.source == "packaged")
     loaded = [profiles.load(name) for name in names if name != "ar"]
     return ["ar", *(one.name for one in loaded if one.lossless and not one.drafts_with_a_head)]
+
+
+def require_files(clips: Iterable[Path]) -> None:
+    """Refuse clips that are missing, or folders.
+
+    Raises:
+        UsageError: naming the first.
+    """
+    for clip in clips:
+        if not clip.is_file():
+            raise UsageError(f"{clip}: {'is no file' if clip.exists() else 'there is no such file'}")
 
 
 def profile_labels(text: str) -> list[str]:

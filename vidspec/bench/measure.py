@@ -13,7 +13,7 @@ import torch
 
 from vidspec._version import __version__
 from vidspec.bench import bandwidth
-from vidspec.bench.loaded import LoadedModels, ModelSource
+from vidspec.bench.loaded import LoadedModels, ModelSource, require_files
 from vidspec.bench.machine import machine
 from vidspec.bench.results import ResultsFile
 from vidspec.bench.rows import BenchRow, Records, bench_rows, markdown, methods_with_other_draws, turn_label
@@ -21,7 +21,6 @@ from vidspec.bench.turns import measure_in_turns
 from vidspec.captioner import Captioner
 from vidspec.config.profiles import Profile, group_equal_profiles
 from vidspec.embedded.samples import shipped
-from vidspec.errors import UsageError
 from vidspec.events.record import Caption
 from vidspec.events.tally import counted
 
@@ -197,8 +196,7 @@ def open_bench(
     Raises:
         VidspecError: of profiles, models, clips and the results file.
     """
-    if missing := [clip for clip in bench.clips if not clip.is_file()]:
-        raise UsageError(f"{missing[0]}: {'is no file' if missing[0].exists() else 'there is no such file'}")
+    require_files(bench.clips)
     if bench.threads:
         torch.set_num_threads(bench.threads)
     loaded = LoadedModels(bench.source)

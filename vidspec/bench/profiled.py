@@ -12,7 +12,7 @@ import torch
 from vidspec.bench import bandwidth
 from vidspec.bench.arithmetic import WorkRate, measure_rates
 from vidspec.bench.breakdown import Breakdown, breakdown
-from vidspec.bench.loaded import LoadedModels, ModelSource
+from vidspec.bench.loaded import LoadedModels, ModelSource, require_files
 from vidspec.bench.machine import machine
 from vidspec.bench.memory import MemoryUse, PeakMemory, resident
 from vidspec.bench.passes import ALPHAS, TimedPasses, measure_passes, prefill_pruned
@@ -21,7 +21,6 @@ from vidspec.captioner import Captioner
 from vidspec.config.profiles import Profile
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import run_to_completion
-from vidspec.errors import UsageError
 from vidspec.events.events import Finished, Prefilled
 from vidspec.events.record import Caption
 from vidspec.events.trace import Trace
@@ -140,8 +139,7 @@ def profile_clip(
     Raises:
         VidspecError: of profiles, models and the clip.
     """
-    if not Path(clip).is_file():
-        raise UsageError(f"{clip}: {'is no file' if Path(clip).exists() else 'there is no such file'}")
+    require_files([Path(clip)])
     if threads:
         torch.set_num_threads(threads)
     before = resident() or 0

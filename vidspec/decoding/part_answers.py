@@ -26,7 +26,7 @@ _KEYS = {"pruner": "prune.method", "drafter": "draft.kind", "acceptance rule": "
 
 
 def check_kept(sequence: Sequence, kept: object, count: int, alpha: float) -> None:
-    """Check a pruner's indices of the visual tokens kept, of ``count``.
+    """Check a pruner's answer: the indices of the visual tokens that it keeps, out of ``count``.
 
     Raises:
         GenerationError: they are not :func:`~vidspec.pruning.base.kept_count` sorted indices.
@@ -43,10 +43,10 @@ def check_kept(sequence: Sequence, kept: object, count: int, alpha: float) -> No
 
 
 def check_drafter(sequence: Sequence, drafter: object) -> Drafter:
-    """Return a clip's drafter as its kind has opened it.
+    """Return the drafter that its kind has opened for a clip.
 
     Raises:
-        GenerationError: it is none.
+        GenerationError: it is no Drafter.
     """
     if not isinstance(drafter, Drafter):
         _refuse(sequence, "drafter", sequence.setup.drafter, f"opened {_described(drafter)}, not a Drafter")

@@ -19,7 +19,7 @@ from vidspec.config import profiles
 from vidspec.decoding import engine_thread, plain_step
 from vidspec.decoding.auto import ROWS, explain
 from vidspec.decoding.captioner_models import models_record
-from vidspec.decoding.tickets import Caller
+from vidspec.decoding.tickets import Ticket
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.engine.slab import Slab
@@ -119,7 +119,7 @@ def test_the_first_token_is_there_before_the_draft_looks(captioner, record, monk
         if isinstance(event, Finished | Exception):
             over.set()
 
-    captioner.client.submit(captioner.client.inputs.read_request(CaptionRequest(CLIP)), Caller(), deliver)
+    captioner.client.submit(captioner.client.inputs.read_request(CaptionRequest(CLIP)), Ticket(deliver))
     assert over.wait(60)
     emitted = 0
     for event, had_looked in said:

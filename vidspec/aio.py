@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 
 from vidspec.decoding.clip_session import ClipSession
 from vidspec.decoding.text_stream import TextStream
-from vidspec.decoding.tickets import Caller
+from vidspec.decoding.tickets import Caller, Ticket
 from vidspec.events.events import Event, Finished, InputsReleased
 from vidspec.models.request import CaptionOptions, CaptionRequest, make_request, prompt_list
 
@@ -138,8 +138,10 @@ class AsyncCaptioner:
 
         async with AsyncExitStack() as reading:
             await reading.enter_async_context(self._ahead)
-            ticket = self.captioner.client.submit(await read(), self._caller, deliver)
-            try:
+            request = await read()
+            with Ticket(deliver) as ticket:
+                self.captioner.client.submit(request, ticket, self._caller)
+                del request  # its frames are released once the models have encoded them
                 while True:
                     event = await events.get()
                     if isinstance(event, Exception):
@@ -152,5 +154,3 @@ class AsyncCaptioner:
                     yield event
                     if isinstance(event, Finished):
                         return
-            finally:
-                ticket.cancel()

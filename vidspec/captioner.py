@@ -30,7 +30,7 @@ from vidspec.decoding.tickets import Ticket
 from vidspec.decoding.workers.slot import DraftProcessSlot
 from vidspec.engine.device import synchroniser
 from vidspec.errors import ArgumentError, UsageError
-from vidspec.events.events import Event
+from vidspec.events.events import Event, Finished
 from vidspec.events.record import Caption
 from vidspec.events.trace import Trace
 from vidspec.models.head import Head
@@ -139,7 +139,9 @@ class Captioner:
 
     def caption(self, path: str | Path, **options: Unpack[CaptionOptions]) -> Caption:
         """Caption one clip; see :meth:`stream`."""
-        return self._submit_one(self._make_request("caption", path, options), result_only=True).result()
+        (ended,) = self._caption_one(self._make_request("caption", path, options), result_only=True)
+        assert isinstance(ended, Finished)
+        return ended.caption
 
     def stream(self, path: str | Path, **options: Unpack[CaptionOptions]) -> Generator[Event, None, None]:
         """Caption one clip, event by event.
@@ -252,16 +254,13 @@ class Captioner:
         self.client.setup_of(request)  # refuses options that do not fit the profile
         return request
 
-    def _caption_one(self, request: CaptionRequest) -> Generator[Event, None, None]:
-        """Yield the events of one clip."""
-        ticket = self._submit_one(request)
-        del request  # its frames are released once the models have encoded them
-        yield from ticket.events()
-
-    def _submit_one(self, request: CaptionRequest, *, result_only: bool = False) -> Ticket:
-        """Read a clip and submit it as the only one of its caller."""
+    def _caption_one(self, request: CaptionRequest, *, result_only: bool = False) -> Generator[Event, None, None]:
+        """Read a clip and yield its events."""
         trace = Trace(synchroniser(*self.client.setup.devices))
         if request.clip is None:
             with trace.span("decode_video"):
                 request = self.client.inputs.read_request(request)
-        return self.client.submit(request, trace=trace, result_only=result_only)
+        with Ticket(result_only=result_only) as ticket:
+            self.client.submit(request, ticket, trace=trace)
+            del request  # its frames are released once the models have encoded them
+            yield from ticket.events()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 
@@ -21,7 +20,7 @@ from vidspec.decoding.setup import PLAIN_DECODING, DecodingSetup
 from vidspec.decoding.tickets import Arrivals, Caller, ServingEvents, Ticket, serve
 from vidspec.embedded import ships
 from vidspec.errors import GenerationError
-from vidspec.events.events import Event, LoopLoad, Opened
+from vidspec.events.events import LoopLoad, Opened
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
 from vidspec.models.request import CaptionRequest, require_text
@@ -75,31 +74,27 @@ class EngineClient:
     def submit(
         self,
         request: CaptionRequest,
+        ticket: Ticket,
         caller: Caller | None = None,
-        deliver: Callable[[Event | Exception], None] | None = None,
         *,
         setup: DecodingSetup | None = None,
         trace: Trace | None = None,
-        result_only: bool = False,
-    ) -> Ticket:
+    ) -> None:
         """Submit a clip that has been read.
 
         Args:
             request: the clip.
+            ticket: receives its events. Make it before, so that it can be cancelled if Ctrl-C comes while this returns.
             caller: limits how many of its clips are decoded at once; None for a caller with this clip alone.
-            deliver: called in the engine's thread with each event, at the end ``Finished`` or the exception; None to
-                keep them in the ticket.
             setup: the parts that decode it; None for those of the request.
             trace: times all work on the clip, its reading included.
-            result_only: True to deliver only ``Finished`` or the exception.
 
         Raises:
             ClosedError, ProfileError: as :meth:`setup_of`.
             GenerationError: this process was forked from one that captioned with these models.
         """
-        ticket = Ticket(self.thread.wake, deliver, result_only=result_only)
         setup = setup or self.setup_of(request)
-        return self.thread.submit(SubmittedClip(ticket, caller or Caller(1), self, setup, request, trace))
+        self.thread.submit(SubmittedClip(ticket, caller or Caller(1), self, setup, request, trace))
 
     def serve(self, arrivals: Arrivals, *, batch: int | None = None, wake: WakeEvent | None = None) -> ServingEvents:
         """Caption clips as they arrive, several at a time: each pass of a model serves all clips that wait for it.
@@ -124,7 +119,9 @@ class EngineClient:
         short = profiles.override(self.profile, {"generate.max_new_tokens": 16})
         for profile in (short, profiles.override(short, PLAIN_DECODING)):
             setup = self.setup.under(profile)
-            self.submit(CaptionRequest("", clip), setup=setup, result_only=True).result()
+            with Ticket(result_only=True) as ticket:
+                self.submit(CaptionRequest("", clip), ticket, setup=setup)
+                list(ticket.events())
 
     def close(self) -> None:
         """End the draft's process and release the device memory of the models; a second call has no effect.

@@ -129,15 +129,15 @@ class EngineThread:
             found.loop.overlaps = any(device.type != "cpu" for device in found._devices)
         return found
 
-    def submit(self, submitted: SubmittedClip) -> Ticket:
-        """Submit a clip whose frames have been read; return its ticket.
+    def submit(self, submitted: SubmittedClip) -> None:
+        """Submit a clip whose frames have been read.
 
         Raises:
             GenerationError: the thread was started before this process was forked.
         """
+        submitted.ticket.wake = self.wake
         submitted.caller.waiting.append(submitted)
         self._send(submitted.caller)
-        return submitted.ticket
 
     def call(self, function: Callable[[], T]) -> T:
         """Return the result of a function that uses the models, run between two passes."""

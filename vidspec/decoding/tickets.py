@@ -19,7 +19,6 @@ from vidspec.events.events import Event, Finished, LoopLoad
 if TYPE_CHECKING:
     from vidspec.decoding.engine_thread import SubmittedClip
     from vidspec.engine.slab import Slab
-    from vidspec.events.record import Caption
     from vidspec.events.wake import WakeEvent
     from vidspec.models.request import CaptionRequest
 
@@ -45,70 +44,60 @@ class Arrivals(Protocol):
 
 
 class Ticket:
-    """A submitted request. It refers to neither models nor frames.
+    """What its caller keeps of a request; as a context manager it cancels it. It refers to neither models nor frames.
 
     Args:
-        wake: wakes the engine thread.
         deliver: called in the engine thread with each event, and with the exception that ends the request; None to
             keep them for :meth:`events`.
         result_only: True to deliver only ``Finished`` and the exception.
 
     Attributes:
         cancelled: True if its caller wants no more events.
+        wake: wakes the engine thread; None until it is submitted.
     """
 
     def __init__(
-        self,
-        wake: WakeEvent,
-        deliver: Callable[[Event | Exception], None] | None = None,
-        *,
-        result_only: bool = False,
+        self, deliver: Callable[[Event | Exception], None] | None = None, *, result_only: bool = False
     ) -> None:
-        self._wake, self.result_only, self.cancelled = wake, result_only, False
+        self.result_only, self.cancelled = result_only, False
+        self.wake: WakeEvent | None = None
         self._events: SimpleQueue[Event | Exception] = SimpleQueue()
         self.deliver = deliver or self._events.put
+
+    def __enter__(self) -> Ticket:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
 
     def cancel(self) -> None:
         """Free the request's place after the running pass; no effect on one that has ended. Never waits."""
         if not self.cancelled:
             self.cancelled = True
-            self._wake.set()
+            if self.wake is not None:
+                self.wake.set()
 
     def events(self) -> Generator[Event, None, None]:
-        """Yield the events up to ``Finished``; closing the iterator cancels the request.
+        """Yield the events up to ``Finished``.
 
         Raises:
             Exception: the one that ended the request.
         """
-        try:
-            while True:
+        while True:
+            try:
+                event = self._events.get(timeout=PATIENCE)
+            except Empty:
+                continue
+            if isinstance(event, BaseException):
                 try:
-                    event = self._events.get(timeout=PATIENCE)
-                except Empty:
-                    continue
-                if isinstance(event, Finished):
-                    self.cancelled = True  # has ended
-                if isinstance(event, BaseException):
-                    try:
-                        raise event
-                    finally:
-                        del event  # its traceback refers to this frame: a cycle that keeps the request
-                yield event
-                if isinstance(event, Finished):
-                    return
-        finally:
-            self.cancel()
-
-    def result(self) -> Caption:
-        """Wait for the caption.
-
-        Raises:
-            Exception: the one that ended the request.
-        """
-        for event in self.events():
+                    raise event
+                finally:
+                    del event  # its traceback refers to this frame: a cycle that keeps the request
             if isinstance(event, Finished):
-                return event.caption
-        raise AssertionError("the events end with Finished")
+                self.cancelled = True  # has ended
+            yield event
+            if isinstance(event, Finished):
+                return
 
 
 class Caller:
@@ -172,7 +161,7 @@ class Caller:
 
 
 def serve(
-    submit: Callable[[CaptionRequest, Caller, Callable[[Event | Exception], None]], Ticket],
+    submit: Callable[[CaptionRequest, Ticket, Caller], None],
     arrivals: Arrivals,
     batch: int | None,
     wake: WakeEvent,
@@ -182,8 +171,8 @@ def serve(
     <vidspec.decoding.engine_client.EngineClient.serve>`.
 
     Args:
-        submit: submits a request of a caller; the last argument receives its events. A ``VidspecError`` that it raises
-            ends the clip.
+        submit: submits a request of a caller, whose events the ticket receives. A ``VidspecError`` that it raises ends
+            the clip.
         arrivals: the clips.
         batch: the most clips at once.
         wake: set when ``arrivals`` has something new; here also with each event.
@@ -211,8 +200,9 @@ def serve(
             over = arrivals.over
             while len(tickets) < caller.limit and (request := arrivals.take()) is not None:
                 number, key = next(numbers), request.key
+                tickets[number] = ticket = Ticket(partial(add, number, key))
                 try:
-                    tickets[number] = submit(request, caller, partial(add, number, key))
+                    submit(request, ticket, caller)
                 except VidspecError as error:
                     add(number, key, error)
                 del request  # its frames are released once the models have encoded them

@@ -99,7 +99,8 @@ def test_figures_as_csv(vidspec, measured):
         (("--profiles", ","), "--profiles names no profile"),
         (("--profiles", ""), "--profiles names no profile"),
         (("--profiles", "ar,fly+theta"), "fly+theta: theta is not KEY=VALUE"),
-        (("--draft", "x", "--pair", "embedded"), "--draft needs --target"),
+        (("--draft", "x"), "--draft needs --target"),
+        (("--target", "x", "--pair", "embedded"), "--pair excludes --target and --draft (give --pair embedded alone)"),
     ],
 )
 def test_bad_input_ends_in_one_line(vidspec, args, complaint, monkeypatch):

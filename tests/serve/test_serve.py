@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import gzip
 import io
 import json
 import os
@@ -288,6 +289,9 @@ def test_other_models_and_no_json(server):
         answer = httpx.post(chat, content=content, headers={"content-type": "application/json"})
         assert answer.status_code == status and answer.json()["error"]["message"]
     assert httpx.post(chat, content=b"{}", headers={"content-type": "text/plain"}).status_code == 415
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    compressed = httpx.post(chat, content=gzip.compress(b"{}"), headers=headers)
+    assert compressed.status_code == 415 and "encoding gzip is not read" in compressed.json()["error"]["message"]
 
 
 def test_routes_and_methods_that_there_are_not(server):

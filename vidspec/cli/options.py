@@ -263,7 +263,7 @@ class TerminalOptions:
 class ModelOptions:
     """Model options of commands that measure."""
 
-    pair: Annotated[PairName, model_option("pair")] = "embedded"
+    pair: Annotated[PairName | None, model_option("pair")] = None
     target: Annotated[str | None, model_option("target")] = None
     draft: Annotated[str | None, model_option("draft")] = None
     device: Annotated[str, model_option("device")] = "auto"
@@ -273,7 +273,13 @@ class ModelOptions:
 
     @property
     def source(self) -> ModelSource:
-        """Models as ``vidspec.bench`` takes them."""
+        """Models as ``vidspec.bench`` takes them.
+
+        Raises:
+            UsageError: a built-in pair beside other models.
+        """
         from vidspec.bench.loaded import ModelSource
 
-        return ModelSource(self.pair, self.target, self.draft, self.device, self.dtype, self.weights)
+        if self.pair is not None and (self.target is not None or self.draft is not None):
+            raise UsageError("--pair excludes --target and --draft", hint=f"give --pair {self.pair} alone")
+        return ModelSource(self.pair or "embedded", self.target, self.draft, self.device, self.dtype, self.weights)

@@ -173,6 +173,8 @@ class _Api:
         """Add the request's body to ``body``, of bounded size and without long pauses, and count its bytes."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise ApiError("the content type must be application/json", status=415)
+        if (coding := request.headers.get("content-encoding", "identity").strip().lower()) != "identity":
+            raise ApiError(f"the content encoding {coding[:40]} is not read: send plain JSON", status=415)
         most = self.config.max_body
         large = ApiError(f"the request has more than {most} bytes", status=413, code="too_large")
         length = request.headers.get("content-length", "0")

@@ -94,18 +94,20 @@ def _receive(child: Child, wall_s: float) -> tuple[object] | None:
     The function only computes, so a fork that sleeps waits for a lock that a thread of its parent held.
     """
     until = time.monotonic() + wall_s
-    while (now := time.monotonic()) < until:
+    while True:
+        deadline = min(until, time.monotonic() + SILENT_S)
         try:
-            reply: tuple[object] = child.receive(min(until, now + SILENT_S))
+            reply: tuple[object] = child.receive(deadline)  # also one that came while this process was stopped
             return reply
         except TimeoutError:
+            if deadline == until:
+                raise OverTime from None
             if child.silent_s() >= SILENT_S:
                 return None
         except ChildEnded as error:  # the kernel kills it at the limit of CPU time
             if error.reason in ("SIGKILL", "SIGXCPU"):
                 raise OverTime from None
             return None
-    raise OverTime
 
 
 def _set_limits(limits: Limits) -> None:

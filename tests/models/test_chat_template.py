@@ -11,6 +11,7 @@ from vidspec import limited, process
 from vidspec.errors import ModelError
 from vidspec.models import chat_template
 from vidspec.models.chat_template import TemplateRenderer
+from vidspec.process import fork
 
 PROGRAM = """
 import os
@@ -76,6 +77,18 @@ def test_a_fork_that_is_stuck_or_dies_is_replaced(tmp_path, monkeypatch, stuck, 
     monkeypatch.setattr(limited, "ATTEMPTS", 9)  # a thread of this process may hold a lock, too
     assert TemplateRenderer(apply)("m", [], template=marked(tmp_path, stuck, ends)) == "text"
     assert len(list(tmp_path.iterdir())) == stuck
+
+
+def test_a_reply_that_came_in_time_is_taken_however_late(monkeypatch):
+    """As by a process that was stopped meanwhile."""
+
+    def replied(*args):
+        child = fork(*args)
+        assert child.channel.connection.poll(60)
+        return child
+
+    monkeypatch.setattr(limited, "fork", replied)
+    assert limited.run_limited(sum, (1, 2), limits=chat_template.LIMITS._replace(wall_s=0.0)) == 3
 
 
 @pytest.mark.full

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -28,7 +29,7 @@ from vidspec.models.request import CaptionRequest, DialogueTurn
 
 QUESTIONS = ("Describe the video.", "What moves?")
 #: Seconds after which a thread counts as blocked.
-BLOCKED = 60.0
+BLOCKED = 300.0
 
 CALLS = {
     "caption": lambda one, path, clip: [one.caption(path, clip=clip).token_ids],
@@ -58,6 +59,12 @@ def used(captioner):
     """Entries of the slabs that are in use once what was abandoned is dropped."""
     models = captioner.client.setup.target.model, captioner.client.setup.draft.model
     return captioner.client.thread.call(lambda: sum(model.decoder.slab.used for model in models))
+
+
+def slow_passes(captioner, monkeypatch):
+    """A long text does not end before the test has looked at it."""
+    run = captioner.client.setup.target.run
+    monkeypatch.setattr(captioner.client.setup.target, "run", lambda batch: time.sleep(0.01) or run(batch))
 
 
 def finished(events):
@@ -112,13 +119,24 @@ def test_texts_are_those_of_one_call_at_a_time(small_captioner, clips, name, thr
 def test_calls_at_the_same_time_share_passes(small_captioner, clips, monkeypatch):
     captioner = other(small_captioner)
     sizes, run = [], captioner.client.setup.target.run
-    monkeypatch.setattr(captioner.client.setup.target, "run", lambda batch: sizes.append(len(batch)) or run(batch))
-    ready = threading.Barrier(len(clips))
+    engine, all_asked, asked = captioner.client.thread, threading.Event(), itertools.count(1)
+    submit = engine.submit
+
+    def observed(batch):
+        assert all_asked.wait(BLOCKED)
+        sizes.append(len(batch))
+        return run(batch)
+
+    def submitted(one):
+        submit(one)
+        if next(asked) == len(clips):
+            all_asked.set()
 
     def call(path):
-        ready.wait(BLOCKED)
         return captioner.caption(path, clip=clips[path]).token_ids
 
+    monkeypatch.setattr(captioner.client.setup.target, "run", observed)
+    monkeypatch.setattr(engine, "submit", submitted)
     with ThreadPoolExecutor(len(clips)) as pool:
         assert list(pool.map(call, clips)) == [
             small_captioner.caption(path, clip=clips[path]).token_ids for path in clips
@@ -142,32 +160,42 @@ def test_a_stream_that_is_held_open_blocks_no_other_call(small_captioner, clips)
 def test_a_closed_stream_frees_its_place_within_a_pass(small_captioner, clips, monkeypatch):
     first, second, *_ = clips
     captioner = other(small_captioner, "ar", **{"generate.max_new_tokens": 400})
-    sizes, run, began, shared = [], captioner.client.setup.target.run, threading.Event(), threading.Event()
+    engine, sizes, run = captioner.client.thread, [], captioner.client.setup.target.run
+    began, joined, shared, closed = (threading.Event() for _ in range(4))
+    submit = engine.submit
 
     def observed(batch):
         sizes.append(len(batch))
-        (shared if len(batch) > 1 else began).set()
+        if len(batch) == 1:
+            began.set()
+            assert joined.wait(BLOCKED)
+        elif sum(size > 1 for size in sizes) == 2:
+            shared.set()
+            assert closed.wait(BLOCKED)
         return run(batch)
 
     monkeypatch.setattr(captioner.client.setup.target, "run", observed)
     with ThreadPoolExecutor(1) as pool:
         later = pool.submit(captioner.caption, second, clip=clips[second])
         assert began.wait(BLOCKED)
+        monkeypatch.setattr(engine, "submit", lambda one: submit(one) or joined.set())
         stream = captioner.stream(first, clip=clips[first])
         while not isinstance(next(stream), Round):
             pass
         assert shared.wait(BLOCKED)
         before = len(sizes)
         stream.close()
+        closed.set()
         ids = later.result(BLOCKED).token_ids
-    assert sum(size > 1 for size in sizes[before:]) <= 1 and len(sizes) > before + 10
+    assert not any(size > 1 for size in sizes[before:]) and len(sizes) > before + 10
     monkeypatch.undo()
     assert ids == captioner.caption(second, clip=clips[second]).token_ids
     assert used(small_captioner) == 0
 
 
-def test_an_abandoned_stream_frees_its_place_when_it_is_collected(small_captioner, clips):
+def test_an_abandoned_stream_frees_its_place_when_it_is_collected(small_captioner, clips, monkeypatch):
     path, clip = next(iter(clips.items()))
+    slow_passes(small_captioner, monkeypatch)
     circle = [small_captioner.stream(path, clip=clip, max_new_tokens=2000)]
     circle.append(circle)
     assert isinstance(next(circle[0]), Opened) and isinstance(next(circle[0]), Prefilled)
@@ -284,16 +312,26 @@ def test_a_call_without_memory_beside_others_is_repeated_alone(small_captioner, 
     monkeypatch.setattr(
         slab, "budget", (max(prompts) + small_captioner.client.setup.room) * slab.entry_bytes
     )  # enough for one
+    engine, go_on, run = small_captioner.client.thread, threading.Event(), small_captioner.client.setup.target.run
+    passes, submit = itertools.count(), engine.submit
+
+    def held_back(batch):
+        assert next(passes) == 0 or go_on.wait(BLOCKED)
+        return run(batch)
+
+    monkeypatch.setattr(small_captioner.client.setup.target, "run", held_back)
     held = small_captioner.stream(first, clip=clips[first])
     assert isinstance(next(held), Opened) and isinstance(next(held), Prefilled)
+    monkeypatch.setattr(engine, "submit", lambda one: submit(one) or go_on.set())
     events = list(small_captioner.stream(second, clip=clips[second]))
     assert any(isinstance(event, Restarted) for event in events) and finished(events) == expected[second]
     assert finished(held) == expected[first]
 
 
-def test_closing_ends_the_calls_of_others(small_captioner, clips):
+def test_closing_ends_the_calls_of_others(small_captioner, clips, monkeypatch):
     first, second, *_ = clips
     captioner = other(small_captioner, "ar", **{"generate.max_new_tokens": 2000})
+    slow_passes(captioner, monkeypatch)
     began = threading.Event()
 
     def long_call():

@@ -3,6 +3,7 @@
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.tiers import full_but
 from vidspec.aio import AsyncCaptioner
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
+from vidspec.decoding import tickets
 from vidspec.draft_length.batch import START
 from vidspec.engine.requests import run_to_completion
 from vidspec.engine.sampling import Sampling
@@ -138,21 +140,28 @@ def test_one_clips_end_makes_room_and_one_that_comes_late_is_served(small_captio
 
 @pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("late", [0.0, 1.0])
-def test_how_long_models_waited_for_files_is_told(small_captioner, clips, late):
-    """A run whose only clip is read after a second."""
-    source, begun, taken = arrivals(dict([next(iter(clips.items()))])), time.monotonic(), []
+def test_how_long_models_waited_for_files_is_told(small_captioner, clips, monkeypatch, late):
+    """A run whose only clip is read after a second, and captioned in three."""
+    source, now, loads = arrivals(dict([next(iter(clips.items()))])), [0.0], []
+    monkeypatch.setattr(tickets, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     class Late(ReadyClips):
         def take(self):
-            if time.monotonic() - begun < late:
-                return None
-            if self.requests:
-                taken.append(time.monotonic())
-            return super().take()
+            return super().take() if now[0] >= late else None
 
-    _, loads = served(small_captioner, Late(source.requests), 2)
-    waited, spent = taken[0] - begun, time.monotonic() - begun
-    assert loads[-1].reading == pytest.approx(waited / spent, abs=0.1) and all(0 <= one.reading <= 1 for one in loads)
+    class Waits(WakeEvent):
+        def wait(self, timeout):
+            if now[0] >= late:
+                return super().wait(timeout)
+            now[0] += 0.5
+            return False
+
+    for _, said in small_captioner.client.serve(Late(source.requests), batch=2, wake=Waits()):
+        if isinstance(said, Finished):
+            now[0] += 3.0
+        elif isinstance(said, LoopLoad):
+            loads.append(said.reading)
+    assert loads[-1] == late / (late + 3.0) and all(0 <= reading <= 1 for reading in loads)
 
 
 def test_what_ends_one_clip_leaves_its_neighbours_alone(small_captioner, clips, monkeypatch):

@@ -33,7 +33,7 @@ def test_several_that_ask_at_once_share_one_folder(written):
     ready = threading.Barrier(4)
 
     def ask(_):
-        ready.wait(10)
+        ready.wait(60)
         return checkpoint("qwen3_vl", seed=3)
 
     with ThreadPoolExecutor(4) as pool:

@@ -33,6 +33,7 @@ def act(channel, deed):
 @pytest.fixture(params=[fork, spawn])
 def begin(request):
     """Starts children, and checks that nothing of them is left."""
+    gc.collect()  # of other tests, which must not be freed meanwhile
     before, begun = len(os.listdir("/proc/self/fd")), []
 
     def start(function, *args, **more):
@@ -79,7 +80,7 @@ def test_large_arrays_are_shared_and_freed(begin):
     def mapped(pid):
         return sum("memfd:vidspec" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
 
-    before = mapped("self")
+    before = mapped("self")  # of clips that other tests still hold
     child = begin(echo)
     block = SharedBlock.create(1 << 20)
     array = np.frombuffer(block, np.uint8).reshape(1024, 1024)
@@ -135,10 +136,8 @@ def test_progress_counts_and_silence_does_not(begin):
     steady = "import itertools; n = itertools.count(); channel.send_heartbeats(lambda: next(n)); time.sleep(1.2); "
     child = begin(act, steady + "channel.send('done'); time.sleep(60)")
     assert child.receive(stall=10.0) == "done"
-    begun = time.monotonic()
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError):  # and not ChildEnded, as after its 60 seconds
         child.receive(time.monotonic() + 0.5)
-    assert time.monotonic() - begun < 5
     stuck = begin(act, "channel.send_heartbeats(lambda: 1); channel.send('here'); time.sleep(60)")
     assert stuck.receive() == "here"
     with pytest.raises(TimeoutError):
@@ -159,7 +158,7 @@ def test_a_kill_ends_the_wait_of_another_thread(begin):
     thread = threading.Thread(target=listen)
     thread.start()
     child.kill()
-    thread.join(10)
+    thread.join(60)
     assert found == ["SIGKILL"]
 
 
@@ -170,7 +169,7 @@ def test_a_stopped_process_is_silent_and_a_busy_one_is_not(begin):
     time.sleep(0.3)
     assert child.silent_s() < 0.2
     os.kill(child.pid, signal.SIGSTOP)
-    time.sleep(0.2)
+    os.waitpid(child.pid, os.WUNTRACED)  # it stops when it is scheduled
     child.silent_s()
     time.sleep(0.3)
     assert child.silent_s() >= 0.3
@@ -207,7 +206,7 @@ def test_a_fork_finalizes_none_of_its_parents_garbage(begin):
         child = begin(act, "channel.send(gc.collect())")
     finally:
         gc.enable()
-    assert child.receive(time.monotonic() + 10) is not None
+    assert child.receive(time.monotonic() + 60) is not None
 
 
 def test_cuda_forbids_a_fork(monkeypatch):
@@ -249,7 +248,7 @@ def test_children_end_with_their_parent_and_do_not_hear_the_terminal(tmp_path, n
         errors = parent.stderr.read()
         parent.wait(60)
     assert errors.count("Traceback") == (number == signal.SIGINT), errors
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
         assert time.monotonic() < until, left
         time.sleep(0.01)

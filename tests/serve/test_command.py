@@ -80,7 +80,7 @@ def test_a_server_and_its_end(tmp_path, monkeypatch):
                 server.send_signal(signal.SIGTERM)
                 assert [line for line in lines if line][-1] == "data: [DONE]"
                 assert [other.result().status_code for other in others] == [200] * 3
-        assert server.wait(30) == 0
+        assert server.wait(60) == 0
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/health")
 
@@ -132,7 +132,7 @@ def test_a_review_and_its_end(tmp_path):
             assert saved.json()["state"] == "foreign" and (tmp_path / "clip.txt").read_text() == "By hand.\n"
             server.send_signal(signal.SIGINT)
             said = server.stderr.read()
-            assert server.wait(30) == 0, said
+            assert server.wait(60) == 0, said
             assert "loading the built-in models" in said
         finally:
             server.kill()

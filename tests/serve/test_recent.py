@@ -179,7 +179,7 @@ def test_what_was_not_asked_about_for_long_is_dropped(captioner_of, monkeypatch)
     monkeypatch.setattr(recent, "KEPT_S", 0.2)
     with serving(captioner) as (url, _):
         ask(url, asked(data_url(CLIPS[0])))
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while metric(url, "kept_bytes") and time.monotonic() < end:
             time.sleep(0.05)
         assert metric(url, "kept_bytes") == 0 == captioner.client.setup.target.model.decoder.slab.used

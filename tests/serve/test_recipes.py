@@ -116,6 +116,6 @@ def test_the_command_of_a_service(kind, tmp_path):
             body = {**asked(data_url(shipped()[0])), "model": None}
             assert client.post("/v1/chat/completions", json=body).json()["usage"]["completion_tokens"] == 6
             server.send_signal(signal.SIGTERM)
-            assert server.wait(30) == 0
+            assert server.wait(60) == 0
         finally:
             server.kill()

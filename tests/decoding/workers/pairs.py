@@ -60,7 +60,7 @@ class Pairs:
         self.first.close()
 
 
-def gone(pid, seconds=20.0):
+def gone(pid, seconds=60.0):
     """Return True if a process ends, and is collected, within so many seconds."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:

@@ -38,12 +38,23 @@ def moved_to(kind, events):
     return [number for number, event in enumerate(events) if isinstance(event, kind)]
 
 
+@pytest.fixture
+def slow_target(pairs, monkeypatch):
+    """The target does not write a whole text before the test has done what it does to the draft."""
+    for clip in list(CLIPS)[:4]:
+        pairs.plain(clip)
+    rows = Target.rows
+    monkeypatch.setattr(Target, "rows", lambda target, draft: (time.sleep(0.02), rows(target, draft))[1])
+
+
 @pytest.mark.full
 def test_a_draft_that_is_killed_is_started_again_and_the_clip_done_again(pairs):
     """At any event of any clip: the caption is exact, and there once."""
     rng = random.Random(7)
-    restarts = 0
-    for _ in range(KILLS):
+    tries = restarts = 0
+    while tries < KILLS or not restarts:  # on a busy machine the target may write some texts alone
+        assert tries < KILLS + 20
+        tries += 1
         moment, delay = rng.randrange(-1, 12), rng.random() * 0.02
         pairs.slot.ready()
         events = []
@@ -62,12 +73,11 @@ def test_a_draft_that_is_killed_is_started_again_and_the_clip_done_again(pairs):
             rest = [event for event in events[again[0] :] if isinstance(event, Round)]
             assert [token for event in rest for token in event.token_ids] == events[-1].caption.token_ids
             assert events[-1].caption.counters["emitted"] == len(events[-1].caption.token_ids)
-    assert restarts
     assert pairs.first.caption(CLIP).token_ids == pairs.plain("one-object")
 
 
 @pytest.mark.full
-def test_a_draft_that_dies_costs_none_of_its_clips(pairs):
+def test_a_draft_that_dies_costs_none_of_its_clips(pairs, slow_target):
     """They are begun again with one fresh process for all."""
     clips = list(CLIPS)[:4]
     for seed in range(KILLS):
@@ -107,12 +117,12 @@ def test_an_error_in_one_clip_leaves_the_others_alone(pairs):
 
 
 @pytest.mark.full
-def test_a_clip_that_kills_its_draft_each_time_has_failed(pairs):
+def test_a_clip_that_kills_its_draft_each_time_has_failed(pairs, slow_target):
     with pytest.raises(GenerationError, match="SIGKILL") as caught:
         for event in pairs.first.stream(CLIP):
             if isinstance(event, Prefilled):
                 os.kill(pairs.pid, signal.SIGKILL)
-                pairs.slot.process._reader.join()  # or the target may write the text alone before it is known
+                pairs.slot.process._reader.join()
     assert caught.value.kind == "worker"
     assert pairs.first.caption(CLIP).token_ids == pairs.plain("one-object")
 
@@ -172,7 +182,7 @@ def test_by_default_a_worker_that_hangs_is_noticed_within_30_seconds():
     assert profiles.load("parallelvlm", env={}).workers.timeout <= 30
 
 
-def test_closing_ends_a_clip_that_is_under_way(pairs):
+def test_closing_ends_a_clip_that_is_under_way(pairs, slow_target):
     stream = pairs.first.stream(CLIP)
     for _ in range(3):
         next(stream)

@@ -55,12 +55,12 @@ class Server(BaseHTTPRequestHandler):
         self.head(500, Content_Length=0)
 
     def hang(self):
-        self.server.over.wait(20)
+        self.server.over.wait(600)
 
     def stall(self):
         self.head(Content_Length=1 << 20)
         self.wfile.write(b"x" * 1000)
-        self.server.over.wait(20)
+        self.server.over.wait(600)
 
     def trickle(self):
         self.head()
@@ -141,7 +141,7 @@ def failure(url, **limits):
     began = time.monotonic()
     with pytest.raises(VideoError) as caught:
         fetched(url, **limits)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     assert caught.value.message.startswith(f"{url}: ") and len(str(caught.value).splitlines()) == 1
     return caught.value
 
@@ -186,7 +186,7 @@ def test_a_shard_that_hangs_or_never_ends(server, kind):
     limits = FetchLimits(timeout=0.5, most=1 << 20, access=Access())
     with pytest.raises(VideoError):
         shard_members(Job(f"{server[1]}/{kind}.tar"), limits=limits)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 def test_a_member_may_be_only_so_large(server):
@@ -208,10 +208,10 @@ def test_failures_are_named(server):
             shard_members(Job(f"{url}/{kind}.tar"))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        gone = f"http://127.0.0.1:{free.getsockname()[1]}"
-    assert failure(f"{gone}/a.mp4").message.endswith("cannot be read (4 attempts): the connection was refused")
-    with pytest.raises(VideoError, match="the connection was refused"):
-        shard_members(Job(f"{gone}/a.tar"))
+        gone = f"http://127.0.0.1:{free.getsockname()[1]}"  # nobody listens there
+        assert failure(f"{gone}/a.mp4").message.endswith("cannot be read (4 attempts): the connection was refused")
+        with pytest.raises(VideoError, match="the connection was refused"):
+            shard_members(Job(f"{gone}/a.tar"))
 
 
 def test_a_redirect_to_a_private_address(server):
@@ -380,11 +380,11 @@ def test_rows_of_urls_are_refused_or_bounded_one_by_one(server, tmp_path):
     one, url = server
     with serving() as (other, elsewhere):
         rows_of("v.parquet", [f"{url}/good.mp4", f"{elsewhere}/good.mp4", f"{url}/hang.mp4"])
-        limits = FetchLimits(timeout=0.4, access=Access(urls=(url, "http://*")))
+        limits = FetchLimits(timeout=60.0, access=Access(urls=(url, "http://*")))
         found, kinds = shard_members(Job("v.parquet"), limits=limits), []
         assert not one.seen and [job.error for job in found] == [None] * 3
-        files = ShardFiles(limits)
         for job in found:
+            files = ShardFiles(limits._replace(timeout=0.4) if "hang" in job.path else limits)
             try:
                 with files.local(job.path, job.source) as file:
                     kinds.append(Path(file).read_bytes() == TAR)

@@ -91,7 +91,7 @@ def test_replicas_end_with_a_run_that_is_killed(tasks):
     ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     left = [int(pid) for pid in ran.stdout.split() if pid.isdigit()]
     assert len(left) == 2, ran.stderr
-    for _ in range(600):
+    for _ in range(1200):
         left = [pid for pid in left if alive(pid)]
         if not left:
             return

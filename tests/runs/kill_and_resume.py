@@ -35,9 +35,11 @@ class SlowCaptioner(FakeCaptioner):
             yield event
 
 
-def once(args):
+def once(args, until_killed):
     child = os.fork()
     if child == 0:
+        # The kernel ends it, as SIGKILL does: this process may be too late on a busy machine.
+        signal.setitimer(signal.ITIMER_REAL, until_killed)
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
         os.dup2(silence, 2)
@@ -53,10 +55,7 @@ def run(seed, kills, seconds, args):
     vidspec.runs.local.ClipReader = vidspec.runs.segment_files.ClipReader = FakeReader
     done = 0
     while True:
-        child = once(args)
-        if done < kills:
-            time.sleep(rng.uniform(0.0, seconds))
-            os.kill(child, signal.SIGKILL)
+        child = once(args, rng.uniform(0.0, seconds) if done < kills else 0.0)
         _, status = os.waitpid(child, 0)
         if os.WIFEXITED(status):
             return done, os.WEXITSTATUS(status)

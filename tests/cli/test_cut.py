@@ -170,7 +170,7 @@ def records():
 
 
 def wait_until(condition):
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.002)

@@ -327,20 +327,26 @@ def test_a_signal_restores_the_terminal_and_keeps_what_is_done(number, word, hee
 @pytest.mark.full
 def test_ctrl_c_that_is_pressed_again_and_again_shows_no_traceback():
     """While files are closed, and until the process has gone."""
-    command, env = terminated(0, 60)
-    presses = 0
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=env) as run:
-        records, until = Path("out/out.jsonl"), time.monotonic() + 60
-        while time.monotonic() < until and not (records.exists() and records.read_text().count("\n") == 2):
-            time.sleep(0.01)
-        while run.poll() is None and time.monotonic() < until:
-            run.send_signal(signal.SIGINT)
-            presses += 1
-            time.sleep(0.003)
-        shown = run.stderr.read()
-    assert run.returncode in (130, -signal.SIGINT) and presses > 2
-    assert b"Traceback" not in shown and b"KeyboardInterrupt" not in shown, shown
-    assert records.read_text().count("\n") == 2
+    command, env = terminated(0, 600)
+    records = Path("out/out.jsonl")
+    for _ in range(20):
+        presses = 0
+        with subprocess.Popen(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=env) as run:
+            until = time.monotonic() + 120
+            while time.monotonic() < until and not (records.exists() and records.read_text().count("\n") == 2):
+                time.sleep(0.01)
+            while run.poll() is None and time.monotonic() < until:
+                run.send_signal(signal.SIGINT)
+                presses += 1
+                time.sleep(0.003)
+            shown = run.stderr.read()
+        assert run.returncode in (130, -signal.SIGINT)
+        assert b"Traceback" not in shown and b"KeyboardInterrupt" not in shown, shown
+        assert records.read_text().count("\n") == 2
+        if presses > 2:
+            return
+        records.unlink()  # on a busy machine it may end between two presses
+    pytest.fail("it was never pressed again")
 
 
 @pytest.mark.full
@@ -353,7 +359,7 @@ def test_a_terminal_that_is_closed_ends_the_run_in_order(heeds_hangups):
         command, env = terminated(0, 60)  # no signal but that of the terminal
         os.execve(command[0], command, env)
     records = Path("out/out.jsonl")
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while time.monotonic() < until and not (records.exists() and records.read_text().count("\n") == 2):
         os.read(terminal, 65536)
     os.close(terminal)
@@ -373,7 +379,7 @@ def test_a_signal_that_comes_while_something_is_freed_is_not_lost(number, kind, 
     with pytest.raises(kind) as caught, raise_on_signals():
         one = Freed()
         del one  # nothing can be raised in here
-        time.sleep(5)
+        time.sleep(120)
     assert type(caught.value) is kind and getattr(caught.value, "number", number) == number
     assert ([signal.getsignal(one) for one in SIGNALS], sys.unraisablehook) == before
 
@@ -387,9 +393,8 @@ def test_a_signal_just_before_a_wait_ends_the_wait(number, kind, heeds_hangups):
     late = threading.Timer(0.1, _thread.interrupt_main, (number,))
     with pytest.raises(kind), raise_on_signals():
         late.start()
-        began = time.monotonic()
-        waits.wait(20)
-    assert time.monotonic() - began < 15
+        waits.wait(120)
+        pytest.fail("the wait went on")
     assert signal.getsignal(signal.SIGURG) is before
     assert signal.set_wakeup_fd(-1) == -1
 

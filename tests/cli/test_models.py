@@ -180,7 +180,7 @@ def test_needs_no_torch():
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert ran.stdout.splitlines()[-1] == "LOADED []", ran.stderr
 

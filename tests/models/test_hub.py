@@ -26,9 +26,9 @@ CPU = Placement(torch.device("cpu"), torch.float32)
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch, tmp_path):
-    """Nothing known of any hub, an empty cache, and not long to wait."""
+    """Nothing known of any hub, an empty cache, and time enough to answer."""
     monkeypatch.setattr(hub, "answers", {})
-    monkeypatch.setattr(hub, "ANSWER", 0.3)
+    monkeypatch.setattr(hub, "ANSWER", 60.0)
     monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
@@ -42,8 +42,9 @@ def endpoint(monkeypatch):
 
 @contextmanager
 def listening():
-    """A port that takes connections and never answers."""
-    with socket.socket() as listener:
+    """A port that takes connections and never answers, for which not long is waited."""
+    with socket.socket() as listener, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hub, "ANSWER", 0.3)
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         yield listener.getsockname()[1]
@@ -76,9 +77,10 @@ def answering(status):
 
 @contextmanager
 def refusing():
-    with listening() as port:
-        pass
-    yield port
+    """A port that nobody else gets, and that takes no connections."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
 
 
 @pytest.mark.sample(quick=1)

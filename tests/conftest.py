@@ -28,9 +28,12 @@ if TYPE_CHECKING:
 def pytest_configure(config: pytest.Config) -> None:
     tiers.Tier.quick = "not full" in config.option.markexpr
     with suppress(ImportError):  # the tests for GPUs run where it is not installed
-        from hypothesis import settings
+        from hypothesis import HealthCheck, settings
 
-        settings.register_profile("vidspec", deadline=None, max_examples=tiers.examples(100))
+        slow = [HealthCheck.too_slow]  # the machine may be, for a moment
+        settings.register_profile(
+            "vidspec", deadline=None, max_examples=tiers.examples(100), suppress_health_check=slow
+        )
         settings.load_profile("vidspec")
 
 

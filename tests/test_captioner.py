@@ -342,7 +342,8 @@ def test_estimate_times_plain_steps_and_changes_nothing_else(captioner, monkeypa
         return [span.kind for span in caption.trace.spans if span.kind != "collect"]
 
     assert (after.token_ids, after.counters, kinds(after)) == (before.token_ids, before.counters, kinds(before))
-    assert plain_step.LEAST / 2 < len(timed) <= plain_step.MOST and min(timed) > 0
+    # Of each half those up to its median are counted, however busy the machine is.
+    assert plain_step.LEAST / 2 <= len(timed) <= plain_step.MOST and min(timed) > 0
     assert after.speed["estimate"] == pytest.approx(0.5 * (len(after.token_ids) - 1) / after.timings["decode"])
 
 

@@ -111,7 +111,7 @@ def lock_and_die(path):
 
 def counting(path, times):
     for _ in range(times):
-        with FileLock(path, timeout=60):
+        with FileLock(path, timeout=300):
             count = int(path.read_text())
             time.sleep(0.0005)  # long enough that another would read the same
             path.write_text(str(count + 1))
@@ -126,5 +126,5 @@ def test_a_lock_file_that_is_removed_lets_no_two_in(tmp_path):
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(300)
     assert path.read_text() == "160" and os.listdir(tmp_path) == ["count"]

@@ -49,12 +49,12 @@ def by_itself(monkeypatch, tmp_path):
 
 
 def refused(error, do, *args):
-    begun = time.monotonic()
+    begun = time.process_time()
     with pytest.raises(error) as caught:
         do(*args)
     message = str(caught.value)
     assert "\n" not in message and len(message) < 600 and caught.value.exit_code == 2
-    assert time.monotonic() - begun < 5
+    assert time.process_time() - begun < 5
     return message
 
 

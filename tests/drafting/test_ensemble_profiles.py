@@ -158,12 +158,12 @@ def test_a_captioner_of_the_hub_works_beside_the_targets_prefill(pair, monkeypat
 
     def described(self, clip):
         describes.set()
-        assert reads.wait(20)
+        assert reads.wait(60)
         return "A red circle."
 
     def reading(self, *args):
         reads.set()
-        assert describes.wait(20)
+        assert describes.wait(60)
         return (yield from prefill(self, *args))
 
     monkeypatch.setattr(HubCaptioner, "__call__", described)

@@ -156,7 +156,7 @@ def test_graphs_under_rocm_take_a_trial(monkeypatch):
 def test_idle_threads_of_a_caller_are_ended():
     """In a process of its own, which has no others of OpenMP."""
     program = """
-import os, torch
+import os, time, torch
 from vidspec.engine.device import end_idle_threads
 torch.set_num_threads(2)
 left, right = torch.ones(400, 400), torch.ones(400, 400)
@@ -166,6 +166,9 @@ before = count()
 (left @ right).sum(), torch.add(left, right)
 during = count()
 end_idle_threads()
+until = time.monotonic() + 60
+while count() > before and time.monotonic() < until:  # those that have been told to end take a moment
+    time.sleep(0.01)
 print(before, during, count(), float((left @ right).sum()))
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -187,7 +187,7 @@ def test_a_schema_that_takes_minutes_before_the_first_token_is_refused(monkeypat
     begun = time.monotonic()
     with pytest.raises(ValueError, match="takes too much time"):
         json_grammar(json.dumps({"type": "integer", "multipleOf": 9_999_991 if forks else 9_999_973}))
-    assert time.monotonic() - begun < (30 if forks else 90)
+    assert time.monotonic() - begun < (60 if forks else 180)
     several = [
         {"type": "integer", "multipleOf": 99_991},
         {"type": "integer", "multipleOf": 99_989 if forks else 99_971},

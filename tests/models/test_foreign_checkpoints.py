@@ -165,7 +165,7 @@ DOUBLED = "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(60) %}{% set n
     ],
 )
 def test_bad_templates(copy, template, says, monkeypatch):
-    monkeypatch.setattr(chat_template, "LIMITS", chat_template.LIMITS._replace(cpu_s=1))
+    monkeypatch.setattr(chat_template, "LIMITS", chat_template.LIMITS._replace(cpu_s=1, wall_s=60.0))
     (copy / "chat_template.jinja").write_text(template)
     model = load_model(str(copy), CPU)
     begun = time.monotonic()
@@ -193,7 +193,7 @@ NESTED = {"type": "Split", "pattern": {"Regex": "(([a-z ])+)+\\d$"}, "behavior":
 )
 def test_tokenizers_that_do_not_end(copy, changed, says, monkeypatch):
     for module in (chat_template, tokenizer_trial):
-        monkeypatch.setattr(module, "LIMITS", chat_template.LIMITS._replace(cpu_s=1))
+        monkeypatch.setattr(module, "LIMITS", chat_template.LIMITS._replace(cpu_s=1, wall_s=60.0))
     file = copy / "tokenizer.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changed))
     begun = time.monotonic()

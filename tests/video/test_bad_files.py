@@ -29,7 +29,7 @@ def error_of(path, **options) -> VideoError:
     began = time.monotonic()
     with pytest.raises(VideoError) as caught:
         video.read(path, **options)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     assert os.path.basename(str(path)) in caught.value.message
     assert "\n" not in str(caught.value)
     return caught.value
@@ -111,7 +111,7 @@ def traced(code: str, paths: list[Path], log: Path) -> tuple[list[str], Counter[
     """Return the words that Python code prints about files of one folder, and how often it opens files there."""
     strace = ["strace", "-f", "-qq", "-e", "trace=open,openat,openat2,connect", "-o", str(log)]
     command = [*strace, sys.executable, "-c", code, *map(str, paths)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr
     names = re.findall(r'open\w*\([^"]*"([^"]*)"', log.read_text(errors="replace"))
     assert "connect(" not in log.read_text(errors="replace")

@@ -41,8 +41,7 @@ def moved_to(kind, events):
 @pytest.fixture
 def slow_target(pairs, monkeypatch):
     """The target does not write a whole text before the test has done what it does to the draft."""
-    for clip in list(CLIPS)[:4]:
-        pairs.plain(clip)
+    pairs.plain("one-object")  # at its usual speed
     rows = Target.rows
     monkeypatch.setattr(Target, "rows", lambda target, draft: (time.sleep(0.02), rows(target, draft))[1])
 
@@ -77,7 +76,7 @@ def test_a_draft_that_is_killed_is_started_again_and_the_clip_done_again(pairs):
 
 
 @pytest.mark.full
-def test_a_draft_that_dies_costs_none_of_its_clips(pairs, slow_target):
+def test_a_draft_that_dies_costs_none_of_its_clips(pairs):
     """They are begun again with one fresh process for all."""
     clips = list(CLIPS)[:4]
     for seed in range(KILLS):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -30,11 +31,19 @@ def act(channel, deed):
     exec(deed, {**globals(), "channel": channel})
 
 
+def open_files():
+    """The files of this process, by their numbers and what they are."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the listing's own
+            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
+    return found
+
+
 @pytest.fixture(params=[fork, spawn])
 def begin(request):
     """Starts children, and checks that nothing of them is left."""
-    gc.collect()  # of other tests, which must not be freed meanwhile
-    before, begun = len(os.listdir("/proc/self/fd")), []
+    before, begun = open_files(), []
 
     def start(function, *args, **more):
         begun.append(request.param(function, *args, **({"name": "test"} if request.param is spawn else {}), **more))
@@ -48,7 +57,7 @@ def begin(request):
     del child
     begun.clear()
     gc.collect()  # of what a test has caught
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not open_files() - before  # what other tests have left may be closed meanwhile
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
@@ -80,7 +89,8 @@ def test_large_arrays_are_shared_and_freed(begin):
     def mapped(pid):
         return sum("memfd:vidspec" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
 
-    before = mapped("self")  # of clips that other tests still hold
+    gc.collect()  # clips of other tests must not be freed meanwhile
+    before = mapped("self")
     child = begin(echo)
     block = SharedBlock.create(1 << 20)
     array = np.frombuffer(block, np.uint8).reshape(1024, 1024)

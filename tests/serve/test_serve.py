@@ -310,6 +310,7 @@ def test_models_health_and_metrics(server, client):
     assert [model.id for model in client.models.list()] == ["test"]
     assert httpx.get(f"{url}/health").json() == {"status": "ok"}
     assert ask(url, asked(GOOD, max_tokens=3)).status_code == 200
+    assert ask(url, asked(data_url(b"no video"))).status_code == 400
     text = httpx.get(f"{url}/metrics").text
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert int(values["vidspec_clips_total"]) > 0 and int(values["vidspec_tokens_total"]) > 2

@@ -1,6 +1,7 @@
 """Run a function over untrusted data in a process that the kernel ends at limits of time and memory.
 
-The process is a fork. A process that has started CUDA must not be forked: there a spawned process forks instead.
+The process is a fork. A process that has started CUDA must not be forked, nor one whose forks hang, as with a library
+that joins its threads when Python drops them in a fork: there a spawned process forks instead.
 Windows has no forks: there only the wall time is limited.
 """
 
@@ -11,9 +12,9 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeVar, TypeVarTuple, cast
+from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 
-from vidspec.process import Channel, Child, ChildEnded, can_fork, fork, spawn
+from vidspec.process import Channel, Child, ChildEnded, can_fork, fork, refuse_forks, spawn
 
 __all__ = ["ATTEMPTS", "START_S", "Limits", "OverTime", "run_limited"]
 
@@ -38,6 +39,10 @@ class OverTime(Exception):
     """The function has used up its time."""
 
 
+class _Silent(ChildEnded):
+    """A fork was ended that waited for what it cannot get."""
+
+
 def run_limited(function: Callable[[*Args], T], *args: *Args, limits: Limits) -> T:
     """Return what a function returns in a process with limits.
 
@@ -50,16 +55,27 @@ def run_limited(function: Callable[[*Args], T], *args: *Args, limits: Limits) ->
         OverTime: it took more than the CPU or wall seconds.
         ChildEnded: it raised an exception, or its process ended, :data:`ATTEMPTS` times.
     """
-    if not can_fork():
-        return _run_spawned(function, args, limits)
+    if can_fork():
+        try:
+            return _run_forked(function, args, limits)
+        except _Silent:
+            refuse_forks()
+    return _run_spawned(function, args, limits)
+
+
+def _run_forked(function: Callable[..., T], args: tuple[object, ...], limits: Limits) -> T:
+    """Return what a function returns in a fork; raises as :func:`run_limited`, or _Silent if all forks were."""
+    ends: list[ChildEnded] = []
     for _ in range(ATTEMPTS):
         child = fork(_send_result, limits, function, args)
         try:
-            if (reply := _receive(child, limits.wall_s)) is not None:
-                return cast(T, reply[0])
+            reply: tuple[T] = _receive(child, limits.wall_s)
+            return reply[0]
+        except ChildEnded as error:
+            ends.append(error)
         finally:
-            reason = child.end()
-    raise ChildEnded(reason)
+            child.end()
+    raise next((one for one in ends if not isinstance(one, _Silent)), ends[-1])
 
 
 def _run_spawned(function: Callable[..., T], args: tuple[object, ...], limits: Limits) -> T:
@@ -78,7 +94,7 @@ def _run_spawned(function: Callable[..., T], args: tuple[object, ...], limits: L
 def _serve(channel: Channel, limits: Limits, function: Callable[..., object], args: tuple[object, ...]) -> None:
     """Send the result of a call, in a tuple, from a spawned process; None if it took too long."""
     try:
-        channel.send((run_limited(function, *args, limits=limits) if can_fork() else function(*args),))
+        channel.send((_run_forked(function, args, limits) if can_fork() else function(*args),))
     except OverTime:
         channel.send(None)
 
@@ -88,26 +104,29 @@ def _send_result(channel: Channel, limits: Limits, function: Callable[..., objec
     channel.send((function(*args),))
 
 
-def _receive(child: Child, wall_s: float) -> tuple[object] | None:
-    """Return a fork's reply; None where it fails for what may be no fault of the data.
+def _receive(child: Child, wall_s: float) -> tuple[Any]:
+    """Return a fork's reply.
 
-    The function only computes, so a fork that sleeps waits for a lock that a thread of its parent held.
+    Raises:
+        OverTime: it took too long.
+        ChildEnded: it has ended otherwise.
+        _Silent: it sleeps, though the function only computes: it waits for what threads of its parent held.
     """
     until = time.monotonic() + wall_s
     while True:
         deadline = min(until, time.monotonic() + SILENT_S)
         try:
-            reply: tuple[object] = child.receive(deadline)  # also one that came while this process was stopped
+            reply: tuple[Any] = child.receive(deadline)  # also one that came while this process was stopped
             return reply
         except TimeoutError:
             if deadline == until:
                 raise OverTime from None
             if child.silent_s() >= SILENT_S:
-                return None
+                raise _Silent("it hangs") from None
         except ChildEnded as error:  # the kernel kills it at the limit of CPU time
             if error.reason in ("SIGKILL", "SIGXCPU"):
                 raise OverTime from None
-            return None
+            raise
 
 
 def _set_limits(limits: Limits) -> None:

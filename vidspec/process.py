@@ -29,12 +29,14 @@ from typing import Any, NamedTuple, TypeVarTuple
 
 from vidspec.channel import Channel
 
-__all__ = ["Channel", "Child", "ChildEnded", "can_fork", "fork", "run_child", "spawn", "wait"]
+__all__ = ["Channel", "Child", "ChildEnded", "can_fork", "fork", "refuse_forks", "run_child", "spawn", "wait"]
 
 Args = TypeVarTuple("Args")
 
 #: Seconds for a child to exit by itself after its channel has closed.
 EXIT_SECONDS = 5.0
+# True once copies of this process have hung.
+_forks_hang = False
 
 
 class ChildEnded(Exception):
@@ -201,9 +203,15 @@ def run_child(handle: int) -> None:
 
 
 def can_fork() -> bool:
-    """Return True if a copy of this process could work: not on Windows, nor after CUDA has started."""
+    """Return True if a copy of this process could work: not on Windows, after CUDA has started, or if copies hang."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    return hasattr(os, "fork") and not (cuda is not None and cuda.is_initialized())
+    return hasattr(os, "fork") and not _forks_hang and not (cuda is not None and cuda.is_initialized())
+
+
+def refuse_forks() -> None:
+    """Make :func:`can_fork` False from now on: copies of this process hang."""
+    global _forks_hang
+    _forks_hang = True
 
 
 def fork(function: Callable[[Channel, *Args], None], *args: *Args, threads: int | None = None) -> Child:
@@ -220,7 +228,7 @@ def fork(function: Callable[[Channel, *Args], None], *args: *Args, threads: int 
         RuntimeError: not :func:`can_fork`.
     """
     if not can_fork():
-        raise RuntimeError("a process that uses CUDA cannot be forked")
+        raise RuntimeError("this process cannot be forked")
     mine, theirs = pipes.Pipe()
     with warnings.catch_warnings(), _silent_tokenizers():
         warnings.simplefilter("ignore", DeprecationWarning)  # on forks with threads; the child needs none of them
@@ -251,8 +259,9 @@ def _run(channel: Channel, work: tuple[Callable[..., None], tuple[object, ...], 
             torch.set_num_threads(threads)
         function(channel, *args)
     except Exception as error:
+        reason = error.reason if isinstance(error, ChildEnded) else f"{type(error).__name__}: {error}"
         with suppress(OSError):  # the parent is gone
-            channel.send(_Failure(f"{type(error).__name__}: {error}", traceback.format_exc()))
+            channel.send(_Failure(reason, traceback.format_exc()))
         return 1
     return 0
 

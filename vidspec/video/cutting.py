@@ -191,7 +191,7 @@ def _encoded(
     new.width, new.height, new.pix_fmt = width, height, str(codec.pix_fmt) if kept else "yuv420p"
     encoder.time_base = new.time_base = base
     encoder.thread_count = _THREADS
-    if source.sample_aspect_ratio is not None:
+    if source.sample_aspect_ratio:
         encoder.sample_aspect_ratio = source.sample_aspect_ratio
     for about in ("color_range", "color_primaries", "color_trc", "colorspace"):
         setattr(encoder, about, getattr(codec, about))
@@ -202,7 +202,7 @@ def _encoded(
 
     def encoded() -> Iterator[TimedPacket]:
         for position, picture in decoded_between(index, low, high, allow_damaged=allow_damaged):
-            picture = picture.reformat(width, height, new.pix_fmt)
+            picture = picture.reformat(width, height, new.pix_fmt, threads=1)
             picture.pts, picture.time_base = int(index.pts[position] - index.pts[low]), base
             picture.duration = max(1, ends[position - low] - int(index.pts[position]))
             picture.pict_type = 0

@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import av
 from av.stream import Disposition
@@ -38,6 +38,8 @@ FORMATS = (
     "gif,apng,webp_anim,png_pipe,jpeg_pipe,webp_pipe,bmp_pipe,tiff_pipe,mp3,wav,flac,aac"
 )
 
+# How tags that are not UTF-8 are read: PyAV 19 has one way, which never fails.
+_TAGS: dict[str, Any] = {} if int(av.__version__.partition(".")[0]) >= 19 else {"metadata_errors": "replace"}
 # An MP4 begins with one of these boxes; without "moov" FFmpeg cannot tell it from any other data.
 _MP4_BOXES = {b"ftyp", b"mdat", b"moov", b"free", b"skip", b"wide"}
 # First bytes of lists of other files.
@@ -115,9 +117,11 @@ def _container(path: str, hardware: str | None) -> av.container.InputContainer:
     options = {"format_whitelist": FORMATS, "protocol_whitelist": "file"}
     file = os.path.abspath(path)  # cannot be mistaken for a protocol ("concat:", "http:")
     if hardware is None:
-        return av.open(file, mode="r", options=options, metadata_errors="replace")
+        found: av.container.InputContainer = av.open(file, mode="r", options=options, **_TAGS)
+        return found
     try:
-        return av.open(file, mode="r", options=options, metadata_errors="replace", hwaccel=accelerator(hardware))
+        found = av.open(file, mode="r", options=options, hwaccel=accelerator(hardware), **_TAGS)
+        return found
     except (av.error.FFmpegError, OSError, RuntimeError) as error:  # RuntimeError: no stream is for the hardware
         raise VideoError(
             f"{path}: the hardware does not decode it: {_reason(error)}", kind="decoder", hint="use --decoder av"

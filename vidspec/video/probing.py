@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterable
+from collections.abc import Mapping
 from fractions import Fraction
 from itertools import islice, takewhile
 from typing import Literal, cast
 
 import av
 import numpy as np
-from av.sidedata.sidedata import SideData
+from av.sidedata.sidedata import SideData, Type
 from numpy.typing import NDArray
 
 from vidspec import memory
@@ -82,7 +82,7 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         container_format, name = container.format.name, codec_name(codec)
         coded, position = (codec.width, codec.height), stream.index  # read while the container is open
         base = Fraction(stream.time_base or 1)
-        rate = stream.average_rate or stream.guessed_rate
+        rate = Fraction(stream.average_rate or stream.guessed_rate or 0)
         aspect = _pixel_aspect(stream)
         truncated = packets.tail_damaged or ends_early(container, stream, packets, base, found)
     if not packets.seen:
@@ -134,7 +134,7 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         turn=turn,
         duration_s=duration,
         truncated=truncated and found.joined is None,
-        doubts=decord_doubts(packets, order, int(pts[0]), single_stream, aspect, duration * float(rate or 0)),
+        doubts=decord_doubts(packets, order, int(pts[0]), single_stream, aspect, duration * float(rate)),
         damage=wrong,
         origin=origin,
         open_start=packets.open_start,
@@ -205,13 +205,12 @@ def _first_picture(path: str, truncated: bool, aspect: float) -> tuple[tuple[int
 
 def _turn_of(picture: av.VideoFrame) -> Orientation:
     """Return the orientation from a picture's display matrix; angles are rounded to quarter turns."""
-    sides = cast("Iterable[SideData]", picture.side_data)
-    matrix = next((bytes(one) for one in sides if one.type.name == "DISPLAYMATRIX"), None)
+    matrix = cast("Mapping[Type, SideData]", picture.side_data).get(Type.DISPLAYMATRIX)
     if matrix is None:
         return Orientation()
     # It maps (x, y), y downwards, to (ax + cy, bx + dy). A negative determinant mirrors; undone first, the remainder is
     # a rotation.
-    a, b, _, c, d = np.frombuffer(matrix, np.int32)[:5].astype(float)
+    a, b, _, c, d = np.frombuffer(bytes(matrix), np.int32)[:5].astype(float)
     mirrored = bool(a * d - b * c < 0)
     if mirrored:
         a, b = -a, -b
@@ -221,7 +220,7 @@ def _turn_of(picture: av.VideoFrame) -> Orientation:
 
 
 def _count_frames(
-    path: str, base: Fraction, rate: Fraction | None, broken_at: int | None
+    path: str, base: Fraction, rate: Fraction, broken_at: int | None
 ) -> tuple[Fraction, NDArray[np.int64], NDArray[np.int64], bool]:
     """Decode everything up to a packet known to be damaged, at byte ``broken_at``; beyond it a count is a guess.
 
@@ -247,4 +246,4 @@ def _count_frames(
     if len(pts) == len(given) and pts[0] != Index.NO_PTS:
         return base, pts, given, damaged
     # No usable timestamps at all: frames follow each other at the stream's nominal rate.
-    return 1 / Fraction(rate or 25), np.arange(len(given), dtype=np.int64), given, damaged
+    return 1 / (rate or Fraction(25)), np.arange(len(given), dtype=np.int64), given, damaged

@@ -41,16 +41,18 @@ def upright(picture: av.VideoFrame, index: Index, size: tuple[int, int]) -> Fram
     reduction: colours differ from scaling in RGB by values beyond black or white, and by rounding.
     """
     if (planar := _PLANAR.get(picture.format.name)) is not None:
-        picture = picture.reformat(format=planar)
+        picture = picture.reformat(format=planar, threads=1)
     width, height = index.turn.size(*size)
     if size == (index.width, index.height) and index.pixel_aspect == 1.0:
-        frame = _rgb(picture.reformat(width, height, "rgb24"))
+        frame = _rgb(picture.reformat(width, height, "rgb24", threads=1))
     elif picture.format.is_rgb or picture.format.has_palette:
-        frame = resized(_rgb(picture.reformat(format="rgb24")), width, height)
+        frame = resized(_rgb(picture.reformat(format="rgb24", threads=1)), width, height)
     else:
         full_range = picture.format.name.startswith("yuvj")
-        small = picture.reformat(width, height, "yuvj444p" if full_range else "yuv444p", interpolation="BICUBIC")
-        frame = _rgb(small.reformat(format="rgb24"))
+        small = picture.reformat(
+            width, height, "yuvj444p" if full_range else "yuv444p", interpolation="BICUBIC", threads=1
+        )
+        frame = _rgb(small.reformat(format="rgb24", threads=1))
     return np.ascontiguousarray(index.turn.apply(frame))
 
 
@@ -68,5 +70,7 @@ def resized(frame: Frame, width: int, height: int) -> Frame:
     # One channel at a time: as RGB, swscale would halve the colour resolution; all at once take three times the memory.
     for channel in range(3):
         plane = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame[..., channel]), format="gray")
-        small[..., channel] = plane.reformat(width=width, height=height, interpolation="BICUBIC").to_ndarray()
+        small[..., channel] = plane.reformat(
+            width=width, height=height, interpolation="BICUBIC", threads=1
+        ).to_ndarray()
     return small

@@ -31,6 +31,12 @@ def test_or_not_at_all(tmp_path, monkeypatch):
     assert not (tmp_path / "no").exists()
 
 
+def test_a_name_of_255_bytes_is_written(tmp_path):
+    file = tmp_path / ("é" * 125 + "x.txt")
+    write_whole(file, "text")
+    assert file.read_text() == "text" and os.listdir(tmp_path) == [file.name]
+
+
 def test_only_so_much_is_read(tmp_path):
     file = tmp_path / "a"
     file.write_bytes(bytes(2 << 20))

@@ -129,7 +129,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yield a new file ``.NAME.part``, which replaces ``path`` after the block; if that fails, it is removed."""
-    part = path.with_name(f".{path.name}.part")
+    shortened = os.fsdecode(os.fsencode(path.name)[-249:])  # a name may have 255 bytes
+    part = path.with_name(f".{shortened}.part")
     try:
         with part.open("wb") as file:
             yield file

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from vidspec.config import profiles
 from vidspec.errors import UsageError
 from vidspec.events.tally import Tally
 from vidspec.runs.clip_files import ClipFiles
@@ -48,6 +49,16 @@ def jsonl(**how):
 
 def csv(path, **how):
     return RunStore([RunFile(path, make_format("csv", several=True))], **how)
+
+
+@pytest.mark.parametrize(("profile", "digest"), [("ar", "f243a5c8401d"), ("vanilla-sd-auto", "55fa2615268a")])
+def test_records_of_version_030_count(profile, digest):
+    """A new key of a profile must not change the digest of its default: all clips would be captioned again."""
+    made = profiles.load(profile)
+    config = JobConfig(prompt=made.generate.prompt)
+    assert SettingsDigest(made.model_dump(), config).of(Job("a.mp4")) == digest
+    by_number = profiles.override(made, {"video.spread": "number"})
+    assert SettingsDigest(by_number.model_dump(), config).of(Job("a.mp4")) != digest
 
 
 def test_finished_clips_are_left_out(clips, recorded, settings):

@@ -59,6 +59,8 @@ INPUT_KEYS = ("id", "start", "end", "prompt", "columns")
 #: Keys of a profile that do not affect captions: name, devices and speed.
 #: Threads and packed weights may change the last bits of a sum, which is not meant to change a caption.
 IRRELEVANT_KEYS = ("name", "about", "models.device", "models.threads", "models.packed", "workers", "video.stall")
+#: Keys that version 0.3.0 lacks, with the values under which its records count: these are not hashed.
+LATER_KEYS: Mapping[str, object] = {"video.spread": "time"}
 CHUNK = 1 << 20
 
 
@@ -111,6 +113,10 @@ def _digest(value: object, digits: int) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:digits]
 
 
+def _is_relevant(key: str, value: object) -> bool:
+    return key not in IRRELEVANT_KEYS and (key not in LATER_KEYS or value != LATER_KEYS[key])
+
+
 class SettingsDigest:
     """Digest of everything that may change a caption, per prompt; another digest is another captioning.
 
@@ -122,11 +128,11 @@ class SettingsDigest:
     def __init__(self, profile: Mapping[str, Any], config: JobConfig) -> None:
         self.profile, self.config = profile, config
         self._relevant = {
-            key: {inner: deep for inner, deep in value.items() if f"{key}.{inner}" not in IRRELEVANT_KEYS}
+            key: {inner: deep for inner, deep in value.items() if _is_relevant(f"{key}.{inner}", deep)}
             if isinstance(value, Mapping)
             else value
             for key, value in profile.items()
-            if key not in IRRELEVANT_KEYS
+            if _is_relevant(key, value)
         }
         self._digests: dict[tuple[str | None, JobQuestions | None], str] = {}
 

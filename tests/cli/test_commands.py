@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -381,3 +382,31 @@ def test_a_closed_standard_output(command):
     words = ["sh", "-c", 'exec "$0" -m vidspec "$1" >&-', sys.executable, command]
     ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="closes file descriptors in a shell")
+@pytest.mark.parametrize(
+    ("closing", "args", "code"),
+    [
+        ("2>&-", "caption missing.mp4", 2),
+        ("2>&- <&-", "profiles --format json", 0),
+        ("2>/dev/full", "caption missing.mp4", 2),
+        ("2>/dev/full", "caption missing.mp4 --progress json", 2),
+        ("<&-", "caption -", 2),
+    ],
+)
+def test_closed_or_full_streams_do_not_change_the_exit_code(closing, args, code):
+    words = ["sh", "-c", f'exec "$0" -m vidspec {args} {closing}', sys.executable]
+    ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, "Traceback" in ran.stderr, "error:" in ran.stdout) == (code, False, False)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="deletes the folder it runs in")
+def test_a_deleted_current_folder_is_one_line(tmp_path):
+    (folder := tmp_path / "deleted").mkdir()
+    words = ["sh", "-c", 'rmdir "$1" && exec "$0" -m vidspec caption a.mp4', sys.executable, str(folder)]
+    ran = subprocess.run(
+        words, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60
+    )
+    error = "error: the current folder: No such file or directory (change to one that exists)\n"
+    assert (ran.returncode, ran.stderr) == (2, error)

@@ -90,6 +90,7 @@ def test_flags_and_own_profiles_win_over_the_config(vidspec, config):
     ("text", "message"),
     [
         ("video: {framez: 3}", "video.framez: unknown key; did you mean video.frames?"),
+        ("profil: ar", "profil: unknown key; did you mean profile?"),
         ("nothing: 3", "nothing: unknown key"),
         ("- a", "must be a mapping of keys, not list"),
         ("a: [", "line 1, column 5: not YAML"),

@@ -175,6 +175,19 @@ def test_variables_that_are_not_keys():
     )
 
 
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("VIDSPEC_PROFIL", "a variable of vidspec; did you mean VIDSPEC_PROFILE?"),
+        ("VIDSPEC_TARGET", "a key; did you mean VIDSPEC_MODELS__TARGET?"),
+        ("VIDSPEC_DRAFT", "a key; did you mean VIDSPEC_MODELS__DRAFT?"),
+        ("VIDSPEC_MAX_NEW_TOKENS", "a key; did you mean VIDSPEC_GENERATE__MAX_NEW_TOKENS?"),
+    ],
+)
+def test_a_variable_that_would_change_nothing_is_refused(variable, meant):
+    assert problem(env={variable: "x"}) == f"{variable}: not {meant}"
+
+
 def test_max_pixels_by_variable_keeps_its_single_underscore():
     assert load("ar", env={"VIDSPEC_VIDEO__MAX_PIXELS": "99"}).video.max_pixels == 99
 

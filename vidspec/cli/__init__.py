@@ -13,6 +13,9 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run ``vidspec`` with ``args`` (by default the process's own) and return its exit code."""
     if args is None:
         end_quietly_on_interrupt()
+        from vidspec.cli.printed import complete_streams
+
+        complete_streams()
     from vidspec.cli.app import run
 
     return run(args)

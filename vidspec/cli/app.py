@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import errno
 import os
 import re
 import shlex
@@ -36,8 +35,8 @@ from vidspec.cli import (
     serve,
 )
 from vidspec.cli.options import CaptionHelp
-from vidspec.cli.printed import events_on_stderr, print_error
-from vidspec.errors import LostOutputError, VidspecError
+from vidspec.cli.printed import FULL, events_on_stderr, print_error
+from vidspec.errors import LostOutputError, UsageError, VidspecError
 from vidspec.escaping import escape_text
 from vidspec.signals import ending_of, raise_on_signals
 
@@ -47,9 +46,6 @@ __all__ = ["app", "run", "run_app", "version"]
 ClickError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException" and issubclass(base, Exception)
 )
-
-#: Errors of a disk without room.
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 #: What replaces commands and options of version 0.3.0, by the error message for them.
 GONE = {
@@ -140,6 +136,7 @@ def run_app(application: typer.Typer, name: str, args: Sequence[str] | None = No
 def _run(application: typer.Typer, name: str, args: list[str]) -> int:
     debug = "--debug" in args or os.environ.get("VIDSPEC_DEBUG", "") not in ("", "0")
     try:
+        _require_folder()
         with raise_on_signals():
             code = application(args=args, prog_name=name, standalone_mode=False)
         if sys.stdout is not None:  # None if it was closed before the start
@@ -172,6 +169,18 @@ def _run(application: typer.Typer, name: str, args: list[str]) -> int:
         lost = LostOutputError(f"{error.filename or 'the output'}: cannot be written: {error.strerror}")
         print_error(str(lost))
         return lost.exit_code
+
+
+def _require_folder() -> None:
+    """Refuse to run in a folder that was deleted: paths have no meaning there, and libraries of torch do not load.
+
+    Raises:
+        UsageError: it was.
+    """
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UsageError(f"the current folder: {error.strerror}", hint="change to one that exists") from None
 
 
 def _discard_stdout() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,10 +21,13 @@ from vidspec.events.wrapping import terminal_columns, wrap_text
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from _typeshed import ReadableBuffer
     from rich.console import Console
 
 __all__ = [
+    "FULL",
     "TableFormat",
+    "complete_streams",
     "events_on_stderr",
     "facts_table",
     "print_csv",
@@ -38,6 +43,39 @@ __all__ = [
 
 #: Format of a report.
 TableFormat: TypeAlias = Literal["text", "json", "csv", "markdown"]
+
+#: Errors of a disk without room.
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class _LossyFile(io.FileIO):
+    """A file that drops what cannot be written, readers of a pipe apart: a log without room must not end a run."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in (*FULL, errno.EBADF):  # a descriptor only for reading
+                raise
+            return memoryview(data).nbytes
+
+
+def complete_streams() -> None:
+    """Open closed standard streams of the process on the null device, and let standard error lose lines if it is full.
+
+    Else the first file that a run opens would get the descriptor, and messages of libraries. ``sys.stdout`` stays None
+    if it was closed.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor
+    if sys.stdin is None:
+        sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
+    if sys.stderr is None or not sys.stderr.isatty():
+        file = io.BufferedWriter(_LossyFile(2, "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(file, errors="backslashreplace", line_buffering=True)
 
 
 def print_error(message: str) -> None:

@@ -201,8 +201,16 @@ def _layers_of(chain: Sequence[ProfileEntry]) -> list[tuple[str, ProfileLayer]]:
 
 
 def from_env(env: Mapping[str, str]) -> ProfileLayer:
-    """Return the layer that ``VIDSPEC_*`` variables set."""
+    """Return the layer that ``VIDSPEC_*`` variables set.
+
+    Raises:
+        ProfileError: a variable is no key, and has the name of one or nearly that of another variable.
+    """
     layer: ProfileLayer = {}
+    sections_of = {
+        last: section for section, _, last in (key.rpartition(".") for key in sorted(KEYS, reverse=True)) if section
+    }
+    reserved = {name.removeprefix(PREFIX).lower(): name for name in RESERVED_VARIABLES}
     for variable, value in sorted(env.items()):
         if not variable.startswith(PREFIX) or variable in RESERVED_VARIABLES or value == "":
             continue
@@ -213,6 +221,11 @@ def from_env(env: Mapping[str, str]) -> ProfileLayer:
         elif (section := words.partition("_")[0]) in Profile.model_fields and words != section:
             right = f"{PREFIX}{section.upper()}__{words.removeprefix(section + '_').upper()}"
             raise ProfileError(f"{variable}: not a key; did you mean {right}?")
+        elif words in sections_of:
+            right = f"{PREFIX}{sections_of[words]}__{words}".upper()
+            raise ProfileError(f"{variable}: not a key; did you mean {right}?")
+        elif close := nearest(words, reserved):
+            raise ProfileError(f"{variable}: not a variable of vidspec; did you mean {reserved[close]}?")
     return layer
 
 

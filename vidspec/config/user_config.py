@@ -246,11 +246,14 @@ def _check_keys(path: Path, data: Mapping[str, object]) -> dict[str, object]:
         UsageError: a key is not one of a profile, or not allowed in a config.
     """
     from vidspec.config import profiles
+    from vidspec.registry import nearest
 
     for key in (keys := profiles.flatten_keys(data)):
         section, inner, _ = key.partition(".")
         if key not in profiles.KEYS:
-            raise UsageError(f"{path}: {key}: {profiles.unknown(key)}")
+            close = None if inner else nearest(key, OWN_KEYS)
+            meant = f"unknown key; did you mean {close}?" if close else profiles.unknown(key)
+            raise UsageError(f"{path}: {key}: {meant}")
         if not inner:
             raise UsageError(f"{path}: {key}: is not a key of a config")
         if section not in SECTIONS:

@@ -111,7 +111,8 @@ class InputListing:
     def left_out(self) -> str:
         """Counts of inputs left out by reason; empty if none."""
         duplicates = len(self.duplicates)
-        named = f"duplicates ({self.duplicates[0]}{', ...' * (duplicates > 1)})" if duplicates else ""
+        more = duplicates > 1
+        named = f"duplicate{'s' * more} ({self.duplicates[0]}{', ...' * more})" if duplicates else ""
         counts = {named: duplicates, "not video": self.not_video, "excluded": self.excluded}
         return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 

@@ -386,7 +386,7 @@ def test_a_job_array_needs_no_options(vidspec, clips, monkeypatch):
         (("x", "--output-dir", ""), "--output-dir: is empty"),
         (("x", "--name", ""), "--name: is empty"),
         (("x", "--csv-raw"), "--csv-raw needs --format csv"),
-        ((".",), "there is no video to caption"),
+        ((".",), "there is no video to caption (the folder or list is empty)"),
     ],
 )
 def test_usage_errors(vidspec, args, message):

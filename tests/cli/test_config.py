@@ -106,6 +106,13 @@ def test_mistakes_name_the_file(vidspec, config, text, message):
     assert ran.code == 2 and f"{config}: {message}" in ran.err and not FakeCaptioner.made
 
 
+def test_a_config_that_is_a_link_to_nothing_is_not_ignored(vidspec, config):
+    config.unlink()
+    config.symlink_to("gone.yaml")
+    ran = vidspec("caption", "good.mp4")
+    assert (ran.code, ran.err) == (2, f"error: {config}: cannot be read: No such file or directory\n")
+
+
 def test_all_keys_with_their_options(vidspec):
     """The reference has every key of the schema, the parts' own too, and the option that sets it."""
     rows = {row["key"].partition(",")[0]: row for row in json.loads(vidspec("config", "keys", "--format", "json").out)}

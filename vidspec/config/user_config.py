@@ -121,7 +121,7 @@ def read_config(path: Path | None = None) -> UserConfig:
     from vidspec.config.yaml_files import read_yaml
 
     path = config_path() if path is None else path
-    if not path.is_file():
+    if not os.path.lexists(path):  # a link whose file is gone is an error: its settings would be missing in silence
         return UserConfig(path)
     data = read_yaml(path)
     if data is None:

@@ -170,7 +170,7 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
             entry.start, entry.end = begin, end
     entries: Sequence[Job] = found.entries
     if not (entries or (shard and total)):
-        empty = "none of them can be read" if found.unreadable else "the list is empty"
+        empty = "none of them can be read" if found.unreadable else "the folder or list is empty"
         raise UsageError("there is no video to caption", hint=found.left_out or empty)
     if shard:
         source = f" (from the SLURM job array {shard.array}; --shard 1/1 captions all)" if shard.array else ""

@@ -2,8 +2,8 @@
 
 ``python -m research.scale`` measures it.
 
-SpecVLM Fig. 2a and 6, ParallelVLM Fig. 3. Prompts are random embeddings of the right number of tokens, since a pass
-costs the same for any content. The vision tower is not included.
+SpecVLM Fig. 2a and Table 6, ParallelVLM Fig. 3. Prompts are random embeddings of the right number of tokens, since a
+pass costs the same for any content. The vision tower is not included.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def _validate_name(registry: Registry[Any]) -> Callable[[str], str]:
     return check
 
 
-#: The tree of SD-Tree and SpecVLM: 25 nodes, five deep (SpecVLM 4.1).
+#: The tree of SD-Tree and SpecVLM: 25 nodes, five deep (SpecVLM App. B, Fig. 9).
 TREE = "0 1 2 3 | 00 01 02 10 11 20 21 30 | 000 001 002 010 011 020 021 100 | 0000 0001 0002 | 00000 00001"
 
 

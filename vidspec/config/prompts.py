@@ -28,13 +28,13 @@ EVENTS_SCHEMA = json.dumps(
     }
 )
 
-#: ``subjects-actions-background`` follows the prompt of SpecVLM and ParallelVLM ("the main subjects, actions, and
-#: background", SpecVLM 4.2); the papers do not print their wording.
+#: ``subjects-actions-background`` is the prompt of SpecVLM (Fig. 10) and, but for a comma, of ParallelVLM (Fig. 10).
 STYLES: Mapping[str, str] = {
     "brief": "Describe this video in one sentence.",
     "detailed": "Describe this video in detail.",
     "subjects-actions-background": (
-        "Describe this video in detail, focusing on the main subjects, their actions, and the background."
+        "Please provide a detailed description of the video, focusing on the main subjects, their actions, and the "
+        "background scenes."
     ),
     "dataset": (
         "Write a caption of this video for a training set: one paragraph that states only what can be seen. Name the "

@@ -1,4 +1,4 @@
-"""Random tokens (SD-Rand in SpecVLM 4.3): the baseline that a pruner must beat."""
+"""Random tokens (SD-Rand in SpecVLM 4.1): the baseline that a pruner must beat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every 1/(1-alpha)-th visual token of each frame in raster order (SD-Uniform in SpecVLM 4.3).
+"""Every 1/(1-alpha)-th visual token of each frame in raster order (SD-Uniform in SpecVLM 4.4).
 
 **D**: the budget is exact, so frames differ by at most one token; those with one more are evenly spaced over the video.
 Required tokens, such as separators, count towards the budget but not towards their frame's share. A frame with fewer

@@ -16,7 +16,7 @@ HEAD = """# The papers' tables, replayed
 
 This page asks whether a paper's own figures agree. The forward times and accepted lengths that the paper prints go
 through vidspec's scheduler under a virtual clock; the result is compared with the speed-up that the paper claims. No
-model is run, and nothing here was measured by this project.
+model is run, nothing here is measured.
 
 ```console
 $ python -m research.simulate --table {first}    # every row of a table, and its assumptions
@@ -24,8 +24,7 @@ $ python -m research.simulate --table {first}    # every row of a table, and its
 
 *Deviation* is predicted / claimed - 1, positive if the paper claims less than its own figures imply. A large one has
 three possible reasons: an assumed figure, costs that the paper does not list (pruning, communication, batch effects),
-or contradictions in the paper. If it gives no output length, texts of 1200 tokens are simulated, with a random error of
-about 1%.
+or contradictions in the paper. If it gives no output length, 1200 tokens are simulated (random error about 1%).
 """
 #: Notes that name a contradiction in a paper; the command prints the others, and those on single cells, too.
 CONTRADICTIONS = re.compile(

@@ -141,3 +141,24 @@ def test_an_average_that_does_not_fit_is_told(tmp_path, monkeypatch):
 def test_an_unknown_table_names_the_nearest():
     with pytest.raises(UsageError, match=r"unknown table 'paralelvlm-1'; did you mean parallelvlm-1\?"):
         tables.load("paralelvlm-1")
+
+
+def test_figures_of_theorem_6_in_the_notes():
+    """T_p / T_PSDr of ParallelVLM Eq. 13 with gamma = c, by the theorem's statement and by its proof."""
+    tau, gamma = 0.41, 9
+    expected = tau * (1 - tau**gamma) / (1 - tau)  # Eq. 12
+    stated, proved = (f"{factor * expected / 2:.2f}x" for factor in (1 + tau * gamma, 1 + tau**gamma))
+    assert (stated, proved) == ("1.63x", "0.35x")
+    for name in ("parallelvlm-1", "parallelvlm-7"):
+        (note,) = (note for note in tables.load(name).notes if "Theorem 6" in note)
+        assert stated in note and proved in note
+
+
+def test_what_hippos_times_allow():
+    """Start-up tokens are accepted in the target's prefill: the rest of 256 passes at most gamma at a time."""
+    plain, prefill, gamma, length = 131.13, 33.71, 5, 11.82
+    most = [(prefill + plain) / (prefill + plain * (256 - startup) / 256 / gamma) for startup in (0, 12)]
+    (bound,) = (note for note in tables.load("hippo-3").notes if "cannot fall" in note)
+    assert all(f"{one:.2f}x" in bound for one in most) and most[1] < 2.85 and "2.78x" not in bound
+    per_pass = speed.round_tokens(speed.beta_of_run_length(length), gamma)
+    assert any(f"MAT {length} gives {per_pass:.1f}." in note for note in tables.load("hippo-3").notes)

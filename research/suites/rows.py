@@ -276,7 +276,8 @@ TABLES: dict[str, Suite] = {
         (
             _AR,
             ("pearl-video", "PEARL-video"),
-            ("pearl-syn-prefill", "PEARL w/ Syn-Prefill"),
+            # HIPPO 5.2: the draft goes on until the target is ready; the profile stops after one window.
+            ("pearl-syn-prefill+schedule.startup=fit", "PEARL w/ Syn-Prefill"),
             # SpecVLM's two stages, and its attention alone: the paper names it an attention-based selection.
             ("pearl-specvlm", "PEARL-SpecVLM"),
             ("parallelvlm-attention", "PEARL-SpecVLM"),

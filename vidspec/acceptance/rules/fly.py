@@ -26,8 +26,8 @@ class FlyRule(FlyMinusRule):
         accept d_i  if  d_i = t_i
                     or  H_i >= theta  and  d_j = t_j for j = i + 1 ... i + W - 1
 
-    The window W includes the mismatch itself. The last W of the K drafted positions are never loose, because the tokens
-    after them are unknown.
+    The window W includes the mismatch itself. The last W of the K drafted positions are never loose, as in the released
+    code; for the last W - 1 of them too few tokens follow.
 
     Args:
         sampling, eos, protected: see :class:`LooseRule`.

@@ -17,16 +17,18 @@ SIGNIFICANCE = 1e-4
 
 
 def reference_distribution(logits: torch.Tensor, sampling: Sampling) -> list[float]:
-    """Temperature, then the smallest set of likeliest tokens that reaches top-p; written out in Python."""
+    """Temperature, top-k, of these the smallest set that reaches top-p, of these min-p; written out in Python."""
     weights = [math.exp(x / sampling.temperature) for x in logits.double().tolist()]
-    probs = [w / sum(weights) for w in weights]
-    kept, mass = set(), 0.0
-    for token in sorted(range(len(probs)), key=lambda t: -probs[t]):
-        kept.add(token)
-        mass += probs[token]
-        if mass >= sampling.top_p:
+    order = sorted(range(len(weights)), key=lambda token: -weights[token])[: sampling.top_k or None]
+    whole, mass, kept = sum(weights[token] for token in order), 0.0, list[int]()
+    for token in order:
+        kept.append(token)
+        mass += weights[token]
+        if mass >= sampling.top_p * whole:
             break
-    return [p / mass if token in kept else 0.0 for token, p in enumerate(probs)]
+    kept = [token for token in kept if weights[token] >= sampling.min_p * weights[order[0]]]
+    mass = sum(weights[token] for token in kept)
+    return [weight / mass if token in kept else 0.0 for token, weight in enumerate(weights)]
 
 
 def exact_distribution(table: Table, sampling: Sampling, limits: StoppingRules) -> dict[Prefix, float]:

@@ -30,7 +30,7 @@ SUBJECTS = {
     r"(?:half of the visual tokens kept by UV-Prune|parallelvlm-alpha-0 in)": "ParallelVLM Fig. 6",
     r"\(P of": "TABED 6.1",
     r"\(C of": "TABED 6.2",
-    r"the last row or column of an odd side stays alone": "TABED 6.1",
+    r"Average features 2 x 2": "TABED 6.1",
 }
 
 

@@ -262,7 +262,7 @@ def _resize_then_crop(pixels: torch.Tensor, rules: ImageRules) -> torch.Tensor:
 
 
 def pool_features(features: torch.Tensor) -> torch.Tensor:
-    """Average features 2 x 2; the last row or column of an odd side stays alone (TABED 6.1, the pooled context).
+    """Average features 2 x 2 (TABED 6.1, the pooled context). **D**: the last row or column of an odd side stays alone.
 
     Args:
         features: (T, rows, columns, d).

@@ -50,7 +50,7 @@ class LooseRule(AcceptanceRule):
     better-ranked child.
 
     **D**: end tokens and protected tokens are never loose, whether the draft or the target chose them; a rule that
-    ranks or counts tokens includes them. Rules work on greedy drafts and targets only, as the papers' do.
+    ranks or counts tokens includes them. Rules work on greedy drafts and targets only; LVSpec says nothing of sampling.
 
     Args:
         sampling: must be greedy.

@@ -53,6 +53,7 @@ class LVSpec(LooseRule, GroundedRule):
     **D**: K is the length of the current window, which is shorter at the end of a text; in the parallel schedule, that
     of the pending window. I' is chosen among all K tokens, whether or not they match or may be loose. floor(lam * K) is
     computed in decimal, so that 0.57 * 100 gives 57. A prompt with fewer than N visual tokens takes the mean over all.
+    The defaults hold for every draft, where the paper takes lam 0.3 and N 5 for a 3B draft of a 32B target (App. D).
 
     Args:
         sampling, eos, protected: see :class:`LooseRule`.

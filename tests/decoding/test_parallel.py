@@ -238,6 +238,34 @@ def test_the_window_follows_the_measured_times():
     assert {round_.pending for round_ in rounds[4:-2]} == {8}
 
 
+def literal_rounds(agrees, gamma, count):
+    """ParallelVLM's Algorithm 1 and PEARL's two modes: what each target pass checks, and how many tokens it gives."""
+    rounds, at, pending = [], 0, 0
+    while at < count:
+        mode = "post" if pending else "pre"
+        passed = next((n for n in range(pending) if not agrees(at + n)), pending)
+        all_passed = passed == pending and agrees(at + pending)  # the first token of the window drafted meanwhile
+        rounds.append((mode, min(passed + 1, count - at)))
+        at += passed + 1
+        pending = min(gamma - 1, count - at - 1) if all_passed else 0  # the last token is compared with the target's
+    return rounds
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_rounds_are_those_of_the_papers_algorithm(seed):
+    """The prefill is the first pre-verify; a draft pass takes a gamma-th of the target's."""
+    rng = random.Random(seed)
+    beta, gamma, count = rng.choice([0.2, 0.5, 0.8, 0.95]), rng.randint(1, 7), rng.randint(1, 40)
+    pattern = Pattern.bernoulli(beta, seed)
+    costs = Costs(lambda rows: float(gamma), lambda: 1.0, target_prefill=10.0, draft_prefill=1.0)
+    one = Scheduler(ParallelSettings(count, startup=gamma), FixedGamma(gamma))
+    (_, first), *others = [
+        (each.mode, len(each.token_ids)) for each in simulate(one, SimulatedWorkers(pattern, costs)).rounds
+    ]
+    expected = literal_rounds(lambda at: pattern.propose(range(at)) == at, gamma, count)
+    assert [("pre", first), *others] == expected
+
+
 def test_the_papers_example_takes_three_passes():
     """ParallelVLM Fig. 8: "The video uses ParallelVLM for speedup", gamma 3, T_p = 3 T_q."""
     target = ["The", "video", "uses", "Parallel", "VLM", "for", "speedup"]

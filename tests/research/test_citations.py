@@ -25,7 +25,8 @@ CITED = re.compile(
 SUBJECTS = {
     r"SD-Rand\b": "SpecVLM 4.1",
     r"SD-(?:Uniform|Frame|FastVID|DyCoke)\b": "SpecVLM 4.4",
-    r"window(?: baselines)?\b": "SpecVLM 4.3",
+    r"(?:window(?: baselines)?|SD-Attention)\b": "SpecVLM 4.3",
+    r"HIPPO-(?:Random|Frame|FastVID|DyCoke)\b": "HIPPO 6.4",
     r"25 nodes, five deep": "SpecVLM App. B",
     r"(?:half of the visual tokens kept by UV-Prune|parallelvlm-alpha-0 in)": "ParallelVLM Fig. 6",
     r"\(P of": "TABED 6.1",

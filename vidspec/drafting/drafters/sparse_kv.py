@@ -20,7 +20,7 @@ __all__ = ["SparseKVDraft", "entries_to_keep"]
 def entries_to_keep(visual: int, text: int, wanted: int, share: float) -> int:
     """Return K, the visual entries of each KV head: ``wanted`` less text, at most ``share`` of all visual ones.
 
-    The paper's 1024 entries are meant for prompts of tens of thousands; a short prompt is pruned by the share instead.
+    **D**: the paper's 1024 entries are meant for prompts of tens of thousands; a short prompt is pruned by the share.
 
     Args:
         visual, text: entries of the prompt.

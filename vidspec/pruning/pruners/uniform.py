@@ -1,8 +1,9 @@
 """Every 1/(1-alpha)-th visual token of each frame in raster order (SD-Uniform in SpecVLM 4.4).
 
-**D**: the budget is exact, so frames differ by at most one token; those with one more are evenly spaced over the video.
-Required tokens, such as separators, count towards the budget but not towards their frame's share. A frame with fewer
-tokens than its share keeps them all, and the others share the rest.
+**D**: the spacing begins anew in each frame ("token positions within the spatial layout"); the released code spaces
+them over the whole video. The budget is exact, so frames differ by at most one token; those with one more are evenly
+spaced over the video. Required tokens, such as separators, count towards the budget but not towards their frame's
+share. A frame with fewer tokens than its share keeps them all, and the others share the rest.
 """
 
 from __future__ import annotations

@@ -548,7 +548,7 @@ def test_closing_lets_go_of_the_models(captioner):
     with other(captioner, {}) as again:
         assert again.client.setup.target.model is model
         assert sys.getrefcount(model) > before
-    assert sys.getrefcount(model) == before
+    assert sys.getrefcount(model) <= before  # less where Python 3.14 borrows a reference
     again.close()  # once more does nothing
 
 

@@ -126,8 +126,9 @@ def _read_members(
             at = tar.offset
             headers.begin()
             allowance.renew()
+        skipped = headers.tell() < tar.offset  # Python ends at a header that it refuses, too
         headers.seek(tar.offset)
-        if any(headers.read(tarfile.BLOCKSIZE)):
+        if skipped or any(headers.read(tarfile.BLOCKSIZE)):
             raise tarfile.ReadError("no member, and no end")
     except (VidspecError, OSError):
         raise

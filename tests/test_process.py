@@ -269,3 +269,25 @@ def test_nothing_heavy_is_imported():
     code = "import sys, vidspec.process; print({'torch', 'numpy', 'vidspec.errors'} & set(sys.modules))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "set()"
+
+
+def test_threads_that_fork_at_once_wait_for_each_other():
+    """On Python 3.12 and later filelock refuses a fork while another thread forks."""
+    code = """
+import os, time
+from concurrent.futures import ThreadPoolExecutor
+from vidspec.process import fork
+begun, most = [], []
+before = lambda: (begun.append(1), most.append(len(begun)), time.sleep(0.02))
+os.register_at_fork(before=before, after_in_parent=begun.pop)
+def run(_):
+    child = fork(lambda channel: channel.send(3))
+    try:
+        return child.receive(time.monotonic() + 60)
+    finally:
+        child.end()
+with ThreadPoolExecutor(4) as pool:
+    print({*pool.map(run, range(12))}, max(most))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.stdout == "{3} 1\n", ran.stdout + ran.stderr

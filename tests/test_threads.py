@@ -387,7 +387,10 @@ events = captioner.stream(shipped()[0], max_new_tokens=2000)
 print(type(next(events)).__name__, flush=True)
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=BLOCKED, check=False)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "Opened\n", "")
+    said = [
+        line for line in ended.stderr.splitlines() if not line.startswith(("nanobind: ", " - "))
+    ]  # of Triton's types
+    assert (ended.returncode, ended.stdout, said) == (0, "Opened\n", [])
 
 
 @pytest.mark.full

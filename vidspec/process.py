@@ -35,6 +35,7 @@ Args = TypeVarTuple("Args")
 
 #: Seconds for a child to exit by itself after its channel has closed.
 EXIT_SECONDS = 5.0
+_fork_lock = threading.Lock()
 # True once copies of this process have hung.
 _forks_hang = False
 
@@ -232,7 +233,8 @@ def fork(function: Callable[[Channel, *Args], None], *args: *Args, threads: int 
     mine, theirs = pipes.Pipe()
     with warnings.catch_warnings(), _silent_tokenizers():
         warnings.simplefilter("ignore", DeprecationWarning)  # on forks with threads; the child needs none of them
-        pid = os.fork()
+        with _fork_lock:  # filelock refuses a fork while another thread forks
+            pid = os.fork()
     if pid:
         theirs.close()
         return Child(_ForkedProcess(pid), Channel(mine))

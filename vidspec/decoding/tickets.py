@@ -44,7 +44,7 @@ class Arrivals(Protocol):
 
 
 class Ticket:
-    """What its caller keeps of a request; as a context manager it cancels it. It refers to neither models nor frames.
+    """A caller's handle of a request, which cancels it at the end of a ``with`` block. It holds no model and no frame.
 
     Args:
         deliver: called in the engine thread with each event, and with the exception that ends the request; None to

@@ -25,6 +25,7 @@ from vidspec.video.decode_av import decoded_between
 from vidspec.video.image import is_image
 from vidspec.video.opening import codec_name, opened, packets_of, video_streams
 from vidspec.video.probing import index_by_decoding, probe
+from vidspec.video.resize import scaled
 
 __all__ = ["CutKind", "write_part"]
 
@@ -202,7 +203,7 @@ def _encoded(
 
     def encoded() -> Iterator[TimedPacket]:
         for position, picture in decoded_between(index, low, high, allow_damaged=allow_damaged):
-            picture = picture.reformat(width, height, new.pix_fmt, threads=1)
+            picture = scaled(picture, width, height, new.pix_fmt)
             picture.pts, picture.time_base = int(index.pts[position] - index.pts[low]), base
             picture.duration = max(1, ends[position - low] - int(index.pts[position]))
             picture.pict_type = 0

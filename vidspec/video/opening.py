@@ -38,8 +38,6 @@ FORMATS = (
     "gif,apng,webp_anim,png_pipe,jpeg_pipe,webp_pipe,bmp_pipe,tiff_pipe,mp3,wav,flac,aac"
 )
 
-# How tags that are not UTF-8 are read: PyAV 19 has one way, which never fails.
-_TAGS: dict[str, Any] = {} if int(av.__version__.partition(".")[0]) >= 19 else {"metadata_errors": "replace"}
 # An MP4 begins with one of these boxes; without "moov" FFmpeg cannot tell it from any other data.
 _MP4_BOXES = {b"ftyp", b"mdat", b"moov", b"free", b"skip", b"wide"}
 # First bytes of lists of other files.
@@ -113,15 +111,20 @@ def opened(path: str, hardware: str | None = None) -> Iterator[av.container.Inpu
         container.close()
 
 
+def _open(file: str, **options: Any) -> av.container.InputContainer:
+    if int(av.__version__.partition(".")[0]) < 19:  # later ones read tags that are not UTF-8 anyway
+        options["metadata_errors"] = "replace"
+    found: av.container.InputContainer = av.open(file, mode="r", **options)
+    return found
+
+
 def _container(path: str, hardware: str | None) -> av.container.InputContainer:
     options = {"format_whitelist": FORMATS, "protocol_whitelist": "file"}
     file = os.path.abspath(path)  # cannot be mistaken for a protocol ("concat:", "http:")
     if hardware is None:
-        found: av.container.InputContainer = av.open(file, mode="r", options=options, **_TAGS)
-        return found
+        return _open(file, options=options)
     try:
-        found = av.open(file, mode="r", options=options, hwaccel=accelerator(hardware), **_TAGS)
-        return found
+        return _open(file, options=options, hwaccel=accelerator(hardware))
     except (av.error.FFmpegError, OSError, RuntimeError) as error:  # RuntimeError: no stream is for the hardware
         raise VideoError(
             f"{path}: the hardware does not decode it: {_reason(error)}", kind="decoder", hint="use --decoder av"

@@ -16,7 +16,7 @@ from vidspec.video.base import Frame, Index
 if TYPE_CHECKING:
     import av
 
-__all__ = ["fitted", "resized", "upright"]
+__all__ = ["fitted", "resized", "scaled", "upright"]
 
 #: Planar format for each hardware format with two colours in one plane: the same samples, from which swscale makes the
 #: same RGB as from software decoding.
@@ -34,6 +34,21 @@ def fitted(width: int, height: int, max_pixels: int | None) -> tuple[int, int]:
     return new_width, max(1, min(new_height, max_pixels // new_width))
 
 
+def scaled(
+    picture: av.VideoFrame,
+    width: int | None = None,
+    height: int | None = None,
+    format: str | None = None,
+    interpolation: str | None = None,
+) -> av.VideoFrame:
+    """Return a picture scaled and converted by the calling thread alone.
+
+    PyAV 19 keeps the scaler of each thread. A fork drops those of other threads, and would wait for ever for threads of
+    a scaler.
+    """
+    return picture.reformat(width, height, format, interpolation=interpolation, threads=1)
+
+
 def upright(picture: av.VideoFrame, index: Index, size: tuple[int, int]) -> Frame:
     """Return a decoded picture as RGB of ``size`` (width, height), at most the index's; a stream's size may change.
 
@@ -41,18 +56,16 @@ def upright(picture: av.VideoFrame, index: Index, size: tuple[int, int]) -> Fram
     reduction: colours differ from scaling in RGB by values beyond black or white, and by rounding.
     """
     if (planar := _PLANAR.get(picture.format.name)) is not None:
-        picture = picture.reformat(format=planar, threads=1)
+        picture = scaled(picture, format=planar)
     width, height = index.turn.size(*size)
     if size == (index.width, index.height) and index.pixel_aspect == 1.0:
-        frame = _rgb(picture.reformat(width, height, "rgb24", threads=1))
+        frame = _rgb(scaled(picture, width, height, "rgb24"))
     elif picture.format.is_rgb or picture.format.has_palette:
-        frame = resized(_rgb(picture.reformat(format="rgb24", threads=1)), width, height)
+        frame = resized(_rgb(scaled(picture, format="rgb24")), width, height)
     else:
         full_range = picture.format.name.startswith("yuvj")
-        small = picture.reformat(
-            width, height, "yuvj444p" if full_range else "yuv444p", interpolation="BICUBIC", threads=1
-        )
-        frame = _rgb(small.reformat(format="rgb24", threads=1))
+        small = scaled(picture, width, height, "yuvj444p" if full_range else "yuv444p", "BICUBIC")
+        frame = _rgb(scaled(small, format="rgb24"))
     return np.ascontiguousarray(index.turn.apply(frame))
 
 
@@ -70,7 +83,5 @@ def resized(frame: Frame, width: int, height: int) -> Frame:
     # One channel at a time: as RGB, swscale would halve the colour resolution; all at once take three times the memory.
     for channel in range(3):
         plane = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame[..., channel]), format="gray")
-        small[..., channel] = plane.reformat(
-            width=width, height=height, interpolation="BICUBIC", threads=1
-        ).to_ndarray()
+        small[..., channel] = scaled(plane, width, height, interpolation="BICUBIC").to_ndarray()
     return small

@@ -18,7 +18,7 @@ from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError
 from vidspec.events.events import Finished
 from vidspec.models import loading
-from vidspec.runs.records import lean_record
+from vidspec.runs.store.records import lean_record
 from vidspec.serve.answers import ChatAnswer
 
 CLIP = str(shipped()[0])

@@ -31,10 +31,10 @@ from vidspec.runs.formats.base import make_format
 from vidspec.runs.job import Job, JobConfig
 from vidspec.runs.local import caption_locally
 from vidspec.runs.reader import ClipReader
-from vidspec.runs.records import SettingsDigest
 from vidspec.runs.remaining import Executor, caption_remaining, plan_clips
 from vidspec.runs.run_file import RunFile
 from vidspec.runs.run_store import RunStore
+from vidspec.runs.store.records import SettingsDigest
 
 __all__ = ["ProfileContenderWorker", "caption_folder", "how_of", "main"]
 

@@ -61,7 +61,7 @@ MUTATIONS = (
              "place + rows.span.offset for place",
              "place for place",
              "tests/models/test_llava.py"),
-    Mutation("the last record is not resumed", "vidspec/runs/journal.py",
+    Mutation("the last record is not resumed", "vidspec/runs/store/journal.py",
              "        if bad and not self.read_only:",
              "        self.index.entries and self.index.entries.pop()\n        if bad and not self.read_only:",
              "tests/runs/test_journal.py tests/runs/test_resume.py"),

@@ -13,7 +13,7 @@ from tests.runs.shards import rows, tar_of, write_shards
 from vidspec.runs import part_files, stores
 from vidspec.runs.formats.base import make_format
 from vidspec.runs.job import Job
-from vidspec.runs.journal import Journal
+from vidspec.runs.store.journal import Journal
 
 pytest.importorskip("pyarrow")
 
@@ -414,7 +414,7 @@ def test_an_edited_part_is_kept(vidspec, more):
 
 def test_a_part_that_was_edited_behind_a_killed_run_is_kept(vidspec):
     """Killed between its part and the end of its journal."""
-    from vidspec.runs.file_states import hidden_journal
+    from vidspec.runs.store.file_states import hidden_journal
 
     write_shards(Path("shards"), 1, 2)
     args = ("caption", "shards/00000.tar", "--output-dir", "out")

@@ -15,9 +15,9 @@ from vidspec.embedded.samples import shipped
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import ProfileError, UsageError
 from vidspec.registry import Registry
-from vidspec.runs.journal import parse_record
 from vidspec.runs.manifests import parse_manifest
 from vidspec.runs.segments import parse_segment
+from vidspec.runs.store.journal import parse_record
 
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{after}: &{after} [{', '.join([f'*{before}'] * 9)}]\n"

@@ -8,7 +8,7 @@ from vidspec.errors import VideoError
 from vidspec.events.record import failed_caption
 from vidspec.runs import stores
 from vidspec.runs.job import Job, JobConfig
-from vidspec.runs.records import FileContent, SettingsDigest, record_of
+from vidspec.runs.store.records import FileContent, SettingsDigest, record_of
 
 SAME = FileContent(1, 2)
 

@@ -18,7 +18,7 @@ from vidspec.runs.containers import ShardFiles, shard_members
 from vidspec.runs.inputs import expand_shards
 from vidspec.runs.job import Job, JobConfig
 from vidspec.runs.local import caption_locally
-from vidspec.runs.records import clip_id
+from vidspec.runs.store.records import clip_id
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 

@@ -26,7 +26,7 @@ from vidspec.runs.formats.base import (
 )
 from vidspec.runs.formats.csv import CSV_COLUMNS
 from vidspec.runs.job import Job
-from vidspec.runs.records import LEAN_KEYS, lean_record
+from vidspec.runs.store.records import LEAN_KEYS, lean_record
 
 CSV = make_format("csv")
 HARD = "a {\\i1} brace\\N & <i>less</i> --> more\n\nand\u2028more \u4e2d\u6587"

@@ -10,7 +10,7 @@ from vidspec.errors import UsageError
 from vidspec.runs.inputs import InputSources, collect_inputs, drop_missing, matches_any
 from vidspec.runs.job import Job
 from vidspec.runs.manifests import parse_manifest, parse_seconds
-from vidspec.runs.records import clip_id
+from vidspec.runs.store.records import clip_id
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,8 @@ import pytest
 
 from vidspec.errors import OutputError, UsageError
 from vidspec.runs.job import Job
-from vidspec.runs.journal import Journal
-from vidspec.runs.records import FileContent, clip_id
+from vidspec.runs.store.journal import Journal
+from vidspec.runs.store.records import FileContent, clip_id
 
 
 def names(path):

@@ -24,8 +24,8 @@ from vidspec.runs.job import Job, JobConfig
 from vidspec.runs.local import caption_locally
 from vidspec.runs.pool import CaptionerFactory, DeviceGroup, JobBegun, TaskQueue, WorkerExit, run_on_workers, serve_jobs
 from vidspec.runs.ray_engine import connect_ray
-from vidspec.runs.records import SettingsDigest, content_of, record_of
 from vidspec.runs.replicas import _Replicas, replica_outcomes
+from vidspec.runs.store.records import SettingsDigest, content_of, record_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PROFILE = profiles.load("vanilla-sd", env={})

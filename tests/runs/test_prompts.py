@@ -12,14 +12,14 @@ from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, UsageError
 from vidspec.events.events import Finished, InputsReleased
 from vidspec.runs.feed import Feed
-from vidspec.runs.file_states import hidden_journal
 from vidspec.runs.formats.base import make_format
 from vidspec.runs.inputs import InputSources, collect_inputs
 from vidspec.runs.job import Job, JobConfig, JobQuestions
 from vidspec.runs.manifests import parse_manifest
 from vidspec.runs.pool import TaskQueue
-from vidspec.runs.records import SettingsDigest, lean_record
 from vidspec.runs.run import caption_jobs
+from vidspec.runs.store.file_states import hidden_journal
+from vidspec.runs.store.records import SettingsDigest, lean_record
 
 PROMPTS = ("What is there?", "What moves?", "Where to?")
 ASKED = JobQuestions(PROMPTS, in_turns=False)

@@ -28,10 +28,10 @@ from vidspec.runs.feed import Feed, reader_count
 from vidspec.runs.job import Job, JobConfig, JobQuestions
 from vidspec.runs.local import caption_locally
 from vidspec.runs.reader import ClipReader, MemoryBudget
-from vidspec.runs.records import FileContent
 from vidspec.runs.remaining import caption_remaining
 from vidspec.runs.run_store import RunStore
 from vidspec.runs.segments import fixed_segments, parse_segment
+from vidspec.runs.store.records import FileContent
 from vidspec.video import Clip, read
 
 CLIP = str(shipped()[0])

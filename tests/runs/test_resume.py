@@ -10,14 +10,14 @@ from vidspec.config import profiles
 from vidspec.errors import UsageError
 from vidspec.events.tally import Tally
 from vidspec.runs.clip_files import ClipFiles
-from vidspec.runs.file_states import hidden_journal
 from vidspec.runs.formats.base import make_format
 from vidspec.runs.job import Job, JobConfig
-from vidspec.runs.records import FileContent, SettingsDigest, content_of
 from vidspec.runs.remaining import plan_clips, remaining_parts
 from vidspec.runs.run_file import RunFile
 from vidspec.runs.run_store import RunStore
-from vidspec.runs.sidecars import SidecarNames, check_sidecar_names
+from vidspec.runs.store.file_states import hidden_journal
+from vidspec.runs.store.records import FileContent, SettingsDigest, content_of
+from vidspec.runs.store.sidecars import SidecarNames, check_sidecar_names
 
 
 @pytest.fixture
@@ -134,8 +134,8 @@ SAME = FileContent(1, 2)
     ],
 )
 def test_segments_left(tmp_path, recorded, settings, made, done):
-    from vidspec.runs.journal import Journal
-    from vidspec.runs.records import clip_id
+    from vidspec.runs.store.journal import Journal
+    from vidspec.runs.store.records import clip_id
 
     journal = Journal(tmp_path / "out.jsonl")
     for part in made:

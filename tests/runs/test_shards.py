@@ -8,8 +8,8 @@ from vidspec.errors import UsageError
 from vidspec.runs.formats.base import make_format
 from vidspec.runs.job import Job
 from vidspec.runs.merge import merge_records, render_records
-from vidspec.runs.records import LEAN_KEYS, lean_record
 from vidspec.runs.shards import JobArray, Shard, array_shard, array_task, parse_shard
+from vidspec.runs.store.records import LEAN_KEYS, lean_record
 
 ENTRIES = [Job(f"d/{number}.mp4", root="d") for number in range(200)]
 

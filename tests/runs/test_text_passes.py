@@ -13,11 +13,11 @@ from vidspec.models.request import DialogueTurn
 from vidspec.runs.feed import Feed
 from vidspec.runs.formats.base import make_format
 from vidspec.runs.job import Job, JobConfig, JobQuestions
-from vidspec.runs.journal_index import JournalEntry
-from vidspec.runs.records import FileContent, SettingsDigest, lean_record, raw_caption, record_of
 from vidspec.runs.remaining import remaining_parts
 from vidspec.runs.run import caption_jobs
 from vidspec.runs.schema import record_schema
+from vidspec.runs.store.journal_index import JournalEntry
+from vidspec.runs.store.records import FileContent, SettingsDigest, lean_record, raw_caption, record_of
 from vidspec.runs.text_pass import begin_rewrite, end_text_pass
 
 SAME = FileContent(1, 2)

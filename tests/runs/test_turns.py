@@ -12,8 +12,8 @@ from vidspec.runs.formats.base import make_format
 from vidspec.runs.job import Job, JobConfig, JobQuestions
 from vidspec.runs.manifests import parse_manifest
 from vidspec.runs.pool import TaskQueue
-from vidspec.runs.records import SettingsDigest, lean_record
 from vidspec.runs.run import caption_jobs
+from vidspec.runs.store.records import SettingsDigest, lean_record
 
 TURNS = ("What is there?", "What moves?", "Where to?")
 TALK = JobQuestions(TURNS, in_turns=True)

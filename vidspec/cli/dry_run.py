@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from vidspec.runs.dry_run import PlannedClip
     from vidspec.runs.job import Job
     from vidspec.runs.planning import RunPlan
-    from vidspec.runs.records import SettingsDigest
     from vidspec.runs.run_store import RunStore
+    from vidspec.runs.store.records import SettingsDigest
 
 __all__ = ["print_plan"]
 

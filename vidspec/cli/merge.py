@@ -16,8 +16,8 @@ from vidspec.events.tally import counted
 from vidspec.files import back_up, backup_of, check_output, replacing
 
 if TYPE_CHECKING:
-    from vidspec.runs.file_states import FileMark, FileMarks
     from vidspec.runs.formats.base import OutputFormat
+    from vidspec.runs.store.file_states import FileMark, FileMarks
 
 __all__ = ["merge"]
 
@@ -83,9 +83,9 @@ def _write(path: Path, content: Iterable[bytes], form: OutputFormat) -> Path | N
         UsageError: a run is writing it, or it was edited since a run wrote it.
         OutputError: it cannot be written.
     """
-    from vidspec.runs.file_states import KnownFiles
-    from vidspec.runs.journal import Journal, lock_file, unwritable_error
     from vidspec.runs.run_file import appended_lines
+    from vidspec.runs.store.file_states import KnownFiles
+    from vidspec.runs.store.journal import Journal, lock_file, unwritable_error
 
     def appended(marks: FileMarks, mark: FileMark) -> bytes:
         return appended_lines(Journal(marks.journal, read_only=True), mark, form)

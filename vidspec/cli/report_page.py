@@ -76,8 +76,8 @@ def records_of(sources: Sequence[Path]) -> MergedRecords:
     Raises:
         UsageError: a named file is not one of records.
     """
-    from vidspec.runs.file_states import KnownFiles
     from vidspec.runs.merge import is_part, merge_records, read_document
+    from vidspec.runs.store.file_states import KnownFiles
 
     known = KnownFiles()
     files: list[Path] = []

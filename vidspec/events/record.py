@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-#: JSON-ready values with :data:`RECORD_KEYS`; records in a journal have a ``job`` too (``vidspec.runs.records``).
+#: JSON-ready values with :data:`RECORD_KEYS`; records in a journal have a ``job`` too (``vidspec.runs.store.records``).
 RecordDict: TypeAlias = dict[str, Any]
 
 

@@ -12,12 +12,12 @@ from vidspec.config.run_spec import ExistingFiles
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import RecordDict
 from vidspec.files import back_up, backup_of, encode_line, read_text, write_whole
-from vidspec.runs.file_states import FileState, file_state
 from vidspec.runs.job import Job
-from vidspec.runs.journal import Journal, unwritable_error
-from vidspec.runs.records import clip_id
 from vidspec.runs.renderers import ONE_CLIP, PendingFile, Renderer, in_order, make_folder
-from vidspec.runs.sidecars import SidecarNames
+from vidspec.runs.store.file_states import FileState, file_state
+from vidspec.runs.store.journal import Journal, unwritable_error
+from vidspec.runs.store.records import clip_id
+from vidspec.runs.store.sidecars import SidecarNames
 
 __all__ = ["ClipFiles"]
 

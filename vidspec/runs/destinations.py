@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vidspec.runs.renderers import Renderer
     from vidspec.runs.run_store import RunStore
     from vidspec.runs.shards import Shard
-    from vidspec.runs.sidecars import SegmentNames, SidecarNames
+    from vidspec.runs.store.sidecars import SegmentNames, SidecarNames
 
 __all__ = [
     "Destination",
@@ -82,7 +82,7 @@ def plan_destinations(
     """
     from vidspec.config.json_schema import schema_properties
     from vidspec.runs.formats.base import SHARD_FORMAT, make_format
-    from vidspec.runs.sidecars import SegmentNames, SidecarNames, check_sidecar_names
+    from vidspec.runs.store.sidecars import SegmentNames, SidecarNames, check_sidecar_names
     from vidspec.runs.stores import is_url
 
     data, texts = schema_properties(profile.generate.grammar_schema), spec.second_texts
@@ -230,7 +230,7 @@ def check_files_distinct(
         UsageError: naming both options.
     """
     from vidspec.config.files import named_file
-    from vidspec.runs.file_states import hidden_journal
+    from vidspec.runs.store.file_states import hidden_journal
     from vidspec.runs.stores import is_url
 
     profile = named_file(spec.profile) if spec.profile else None

@@ -17,7 +17,7 @@ from vidspec.runs.rendering import column_text, fill_fields, has_field, names_in
 
 if TYPE_CHECKING:
     from vidspec.models.prefix_cache import PrefixCache
-    from vidspec.runs.records import FileContent
+    from vidspec.runs.store.records import FileContent
     from vidspec.video.base import Clip
 
 __all__ = ["CONTEXT", "Job", "JobConfig", "JobQuestions", "MemberSource", "TextPass"]

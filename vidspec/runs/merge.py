@@ -21,9 +21,9 @@ from vidspec.errors import UsageError
 from vidspec.escaping import one_line
 from vidspec.events.record import RecordDict, checking_records
 from vidspec.files import encode_line
-from vidspec.runs.file_states import FileMarks, is_mark
 from vidspec.runs.formats.base import SECOND_TEXTS, OutputFormat, PartFormat, make_format
-from vidspec.runs.journal import parse_record
+from vidspec.runs.store.file_states import FileMarks, is_mark
+from vidspec.runs.store.journal import parse_record
 
 __all__ = ["MergedRecords", "is_part", "merge_records", "read_document", "render_records"]
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import RecordDict
 from vidspec.files import back_up
-from vidspec.runs.file_states import hidden_journal
 from vidspec.runs.formats.base import PartFormat, PartSummary
 from vidspec.runs.job import Job
-from vidspec.runs.records import clip_id
 from vidspec.runs.renderers import ONE_CLIP, Renderer, make_folder
+from vidspec.runs.store.file_states import hidden_journal
+from vidspec.runs.store.records import clip_id
 from vidspec.runs.stores import back_up_url, is_url, join_url, list_names, open_url, retry, write_url
 
 if TYPE_CHECKING:

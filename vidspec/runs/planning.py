@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from vidspec.runs.formats.base import OutputFormat
     from vidspec.runs.inputs import InputListing, InputSources
     from vidspec.runs.job import Job, JobConfig
-    from vidspec.runs.records import SettingsDigest
     from vidspec.runs.run_store import RunStore
     from vidspec.runs.shards import Shard
+    from vidspec.runs.store.records import SettingsDigest
 
 __all__ = ["RunPlan", "plan", "require_devices"]
 
@@ -130,8 +130,8 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
     from vidspec.config.user_config import PAIRED, read_config
     from vidspec.decoding.default_profile import resolve_profile
     from vidspec.runs import inputs
-    from vidspec.runs.records import SettingsDigest
     from vidspec.runs.rendering import check_template
+    from vidspec.runs.store.records import SettingsDigest
 
     reporter = reporter or RunReporter()
     if spec.template is not None:

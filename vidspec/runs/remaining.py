@@ -16,12 +16,12 @@ from vidspec.events.observer import ClipPart, RunObserver
 from vidspec.events.tally import Tally
 from vidspec.runs.containers import shard_members
 from vidspec.runs.job import Job
-from vidspec.runs.journal import JournalEntry
-from vidspec.runs.records import FileContent, SettingsDigest, content_of, raw_caption, record_of
 from vidspec.runs.renderers import ONE_CLIP, PendingFile
 from vidspec.runs.rendering import check_template
 from vidspec.runs.run import exit_code
 from vidspec.runs.run_store import RunStore
+from vidspec.runs.store.journal import JournalEntry
+from vidspec.runs.store.records import FileContent, SettingsDigest, content_of, raw_caption, record_of
 from vidspec.signals import defer_signals
 
 __all__ = ["Executor", "RemainingJobs", "caption_remaining", "is_left", "plan_clips", "plan_shards", "remaining_parts"]

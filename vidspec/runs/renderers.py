@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vidspec.errors import OutputError
 from vidspec.events.record import RecordDict
 from vidspec.runs.job import Job
-from vidspec.runs.journal_index import JournalEntry
+from vidspec.runs.store.journal_index import JournalEntry
 
 if TYPE_CHECKING:
     from vidspec.runs.run_store import RunStore

@@ -17,14 +17,14 @@ from vidspec.errors import OutputError, UsageError
 from vidspec.escaping import one_line
 from vidspec.events.record import Caption, RecordDict
 from vidspec.files import decode_text, encode_line, read_whole, write_whole
-from vidspec.runs.file_states import KnownFiles
 from vidspec.runs.inputs import is_shard
 from vidspec.runs.job import Job
-from vidspec.runs.journal import Journal, JournalEntry, lock_file
 from vidspec.runs.planning import RunPlan
-from vidspec.runs.records import FileContent, clip_id, content_of, record_of
 from vidspec.runs.renderers import in_order, make_folder
-from vidspec.runs.sidecars import JournalFinder, SidecarNames
+from vidspec.runs.store.file_states import KnownFiles
+from vidspec.runs.store.journal import Journal, JournalEntry, lock_file
+from vidspec.runs.store.records import FileContent, clip_id, content_of, record_of
+from vidspec.runs.store.sidecars import JournalFinder, SidecarNames
 from vidspec.runs.stores import is_url
 
 __all__ = [

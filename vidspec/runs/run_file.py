@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import RecordDict
 from vidspec.files import back_up, backup_of, encode_line, write_whole
-from vidspec.runs.file_states import FileMark, FileState, file_state, hidden_journal
 from vidspec.runs.formats.base import OutputFormat, format_names, make_format
 from vidspec.runs.job import Job
-from vidspec.runs.journal import Journal, is_same_file, missing_file_error, unwritable_error
-from vidspec.runs.records import clip_id
 from vidspec.runs.renderers import Renderer
+from vidspec.runs.store.file_states import FileMark, FileState, file_state, hidden_journal
+from vidspec.runs.store.journal import Journal, is_same_file, missing_file_error, unwritable_error
+from vidspec.runs.store.records import clip_id
 
 if TYPE_CHECKING:
     from vidspec.runs.run_store import RunStore

@@ -10,10 +10,10 @@ from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import RecordDict
 from vidspec.events.tally import counted
 from vidspec.runs.job import Job
-from vidspec.runs.journal import Journal
-from vidspec.runs.journal_index import JournalEntry
-from vidspec.runs.records import FileContent, clip_id
 from vidspec.runs.renderers import ONE_CLIP, make_folder
+from vidspec.runs.store.journal import Journal
+from vidspec.runs.store.journal_index import JournalEntry
+from vidspec.runs.store.records import FileContent, clip_id
 
 __all__ = ["RunJournals", "collecting"]
 

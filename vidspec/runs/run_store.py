@@ -1,7 +1,7 @@
 """The store of a run: its records in one journal, and any number of renderers that show them.
 
-A journal (``vidspec.runs.journal``) makes a run resumable; it alone decides what is done. It is the run's, unless each
-clip has a file of its own next to it or each shard one: then it is that of a folder or of the shard.
+A journal (``vidspec.runs.store.journal``) makes a run resumable; it alone decides what is done. It is the run's, unless
+each clip has a file of its own next to it or each shard one: then it is that of a folder or of the shard.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from pathlib import Path
 
 from vidspec.events.record import RecordDict
 from vidspec.runs.clip_files import ClipFiles
-from vidspec.runs.file_states import FileMarks, hidden_journal
 from vidspec.runs.job import Job
-from vidspec.runs.journal import lock_file
-from vidspec.runs.journal_index import JournalEntry
 from vidspec.runs.part_files import PartFiles
-from vidspec.runs.records import clip_id, lean_record
 from vidspec.runs.renderers import PendingFile, Renderer
 from vidspec.runs.run_file import RunFile
 from vidspec.runs.run_journals import RunJournals, collecting
-from vidspec.runs.sidecars import JournalFinder
+from vidspec.runs.store.file_states import FileMarks, hidden_journal
+from vidspec.runs.store.journal import lock_file
+from vidspec.runs.store.journal_index import JournalEntry
+from vidspec.runs.store.records import clip_id, lean_record
+from vidspec.runs.store.sidecars import JournalFinder
 from vidspec.runs.writers import Stream
 
 __all__ = ["RunStore"]

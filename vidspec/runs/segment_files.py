@@ -20,13 +20,13 @@ from vidspec.events.record import RecordDict
 from vidspec.events.tally import counted
 from vidspec.runs.clip_files import ClipFiles
 from vidspec.runs.containers import ShardFiles
-from vidspec.runs.file_states import FileMark
 from vidspec.runs.formats.base import flat_record, make_format, segment_of
 from vidspec.runs.job import Job, JobConfig
-from vidspec.runs.journal import unwritable_error
 from vidspec.runs.reader import ClipReader
 from vidspec.runs.renderers import ONE_CLIP, PendingFile, make_folder
-from vidspec.runs.sidecars import SegmentNames, SidecarNames
+from vidspec.runs.store.file_states import FileMark
+from vidspec.runs.store.journal import unwritable_error
+from vidspec.runs.store.sidecars import SegmentNames, SidecarNames
 
 if TYPE_CHECKING:
     from vidspec.video.cutting import CutKind

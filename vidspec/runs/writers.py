@@ -15,9 +15,9 @@ from vidspec.events.wrapping import WordWrap, terminal_columns
 from vidspec.files import encode_line
 from vidspec.runs.formats.base import OutputFormat
 from vidspec.runs.job import Job
-from vidspec.runs.journal import unwritable_error
-from vidspec.runs.records import clip_id
 from vidspec.runs.renderers import Renderer, in_order
+from vidspec.runs.store.journal import unwritable_error
+from vidspec.runs.store.records import clip_id
 
 __all__ = ["FileLines", "Lines", "StdoutLines", "Stream"]
 

@@ -1,7 +1,7 @@
 """The contract of output formats, their registry, and what several of them need of a record.
 
 A format renders records and opens no file. A record is a dictionary from ``Caption.to_dict`` with the ``job`` that
-``vidspec.runs.records`` adds.
+``vidspec.runs.store.records`` adds.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vidspec.events.record import RecordDict
 from vidspec.runs.formats.base import output_formats
 from vidspec.runs.formats.json import JsonFormat
-from vidspec.runs.records import lean_record
+from vidspec.runs.store.records import lean_record
 
 __all__ = ["JsonLinesFormat"]
 

@@ -18,8 +18,8 @@ from vidspec.runs.formats.base import (
     data_value,
     output_formats,
 )
-from vidspec.runs.records import INPUT_KEYS, LEAN_KEYS, lean_record
 from vidspec.runs.schema import record_schema
+from vidspec.runs.store.records import INPUT_KEYS, LEAN_KEYS, lean_record
 
 if TYPE_CHECKING:
     from pyarrow import DataType, Schema

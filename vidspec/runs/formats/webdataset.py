@@ -22,7 +22,7 @@ from vidspec.runs.formats.base import (
     make_format,
     output_formats,
 )
-from vidspec.runs.records import lean_record
+from vidspec.runs.store.records import lean_record
 
 __all__ = ["WebDatasetTarFormat"]
 

@@ -1,7 +1,7 @@
 """Append-only file of records that a run resumes from: one JSON object per line, each line written atomically.
 
 Marks between the records hold the hashes of files written from them: a file with other bytes was edited by someone
-else (``vidspec.runs.file_states``).
+else (``vidspec.runs.store.file_states``).
 
 Each line is appended in one write and flushed to the disk before the run continues. A line torn by a crash is repaired
 on the next open. A lock excludes a second run; a file moved or deleted during the run is detected with the next record.
@@ -21,8 +21,8 @@ from vidspec.errors import OutputError, UsageError
 from vidspec.escaping import json_text
 from vidspec.events.record import RecordDict
 from vidspec.files import FileLock, back_up, backup_of, encode_line, held_file, replacing, write_whole
-from vidspec.runs.file_states import FileMark, FileMarks, mark_line, parsed_mark
-from vidspec.runs.journal_index import JournalEntry, JournalIndex, is_in_place
+from vidspec.runs.store.file_states import FileMark, FileMarks, mark_line, parsed_mark
+from vidspec.runs.store.journal_index import JournalEntry, JournalIndex, is_in_place
 
 __all__ = [
     "Journal",

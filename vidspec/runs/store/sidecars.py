@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from vidspec.errors import UsageError
-from vidspec.runs.file_states import FileMarks
 from vidspec.runs.formats.base import OutputFormat
 from vidspec.runs.job import Job
-from vidspec.runs.records import clip_id
+from vidspec.runs.store.file_states import FileMarks
+from vidspec.runs.store.records import clip_id
 
 __all__ = ["FIELDS", "JournalFinder", "SegmentNames", "SidecarNames", "check_sidecar_names"]
 

@@ -10,11 +10,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from vidspec.events.record import RecordDict
-from vidspec.runs.file_states import FileMark, FileMarks
-from vidspec.runs.records import FileContent
+from vidspec.runs.store.file_states import FileMark, FileMarks
+from vidspec.runs.store.records import FileContent
 
 if TYPE_CHECKING:
-    from vidspec.runs.journal import Journal
+    from vidspec.runs.store.journal import Journal
 
 __all__ = ["JournalEntry", "JournalIndex", "is_in_place"]
 

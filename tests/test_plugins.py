@@ -214,9 +214,10 @@ def test_it_drafts_for_several_clips_at_once(tmp_path, capsys):
     few = [word for key, value in FEW.items() for word in ("--set", f"{key}={value}")]
     texts = {}
     for profile, batch in (("ar", "1"), (str(EXAMPLE), "4")):
-        args = ["caption", str(tmp_path), "-p", profile, "--batch", batch, "--ordered", "--format", "jsonl", *few]
+        args = ["caption", str(tmp_path), "-p", profile, "--batch", batch, "--format", "jsonl", *few]
         assert cli.main(args) == 0
-        texts[batch] = [json.loads(line)["caption"] for line in capsys.readouterr().out.splitlines()]
+        records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        texts[batch] = {one["path"]: one["caption"] for one in records}
     assert len(texts["1"]) == 3 and texts["1"] == texts["4"]
 
 

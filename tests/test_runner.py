@@ -58,7 +58,7 @@ def test_captions_are_rewritten_once_and_again_by_another_prompt(clips):
 
     Path("shorter.txt").write_text("use three words\n")
     assert rewritten() == [TEXT] and rewritten(rewrite="use three words") == [SHORT]
-    assert rewritten(rewrite="use three words") == rewritten() == rewritten(rewrite_file="shorter.txt") == []
+    assert rewritten(rewrite="use three words") == rewritten() == rewritten(rewrite="@shorter.txt") == []
     assert rewritten(rewrite="use four words") == [SHORT]
     kept = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
     assert [(one["caption"], one.get("original", {}).get("text")) for one in kept] == [

@@ -69,12 +69,12 @@ def json_text(value: Any, *, indent: int | None = None, default: Callable[[Any],
     return _JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def cell(text: str, *, raw: bool = False, lines: bool = True) -> str:
+def cell(text: str, *, lines: bool = True) -> str:
     """Escape ``text`` for a CSV cell, on several lines if ``lines``.
 
-    A cell that begins like a formula gets a leading ``'`` unless ``raw``.
+    A cell that begins like a formula gets a leading ``'``.
     """
-    guard = "'" if not raw and _FORMULA.match(text) else ""
+    guard = "'" if _FORMULA.match(text) else ""
     return guard + (escape_text(text) if lines else one_line(text))
 
 

@@ -49,11 +49,13 @@ def test_a_template_is_in_files_too(vidspec, form):
     assert WRITTEN.replace("\n", " ") in " ".join(written.read_text().split())
 
 
-def test_one_line(vidspec):
-    ran = vidspec("caption", "good.mp4", "--single-line", "--pair", "embedded")
-    assert ran.out == "A red circle moves left.\n"
-    ran = vidspec("caption", "good.mp4", "--single-line", "--template", " a\t b\n{caption} ", "--format", "json")
-    assert ran.records[0]["caption"] == "a b A red circle moves left." and ran.records[0]["text"] == TEXT
+@pytest.mark.parametrize("more", [(), ("--output-dir", "."), ("-o", "good.txt")])
+def test_a_caption_file_for_a_trainer_has_one_line(vidspec, more):
+    """Also with line breaks in the template; the record keeps them."""
+    template = ("--template", " a b\n{caption} ", "--pair", "embedded")
+    assert vidspec("caption", "good.mp4", *template, "--format", "txt", *more).code == 0
+    assert Path("good.txt").read_text() == "a b A red circle moves left.\n"
+    assert vidspec("caption", "good.mp4", *template, "--format", "json").records[0]["caption"] == f" a b\n{TEXT} "
 
 
 @pytest.mark.parametrize(
@@ -151,10 +153,8 @@ def test_one_caption_comes_word_by_word(monkeypatch):
 
 
 def test_what_is_around_words_comes_with_them(monkeypatch):
-    writes = written(
-        monkeypatch, "--single-line", "--template", "{{x}}\n {caption} y", caption="A red\ncircle moves left."
-    )
-    assert writes == ["{x} A", " red", " circle", " moves", " left. y\n"]
+    writes = written(monkeypatch, "--template", "{{x}}\n {caption} y")
+    assert writes == ["{x}\n A", " red", " circle", "\nmoves", " left. y\n"]
 
 
 def test_a_stop_string_is_not_written(monkeypatch):

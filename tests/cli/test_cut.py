@@ -17,7 +17,7 @@ from vidspec.runs.segments import fixed_segments
 from vidspec.video import probe
 from vidspec.video.cutting import write_part
 
-ONE_LINE = "A red circle\nmoves left.\n"
+ONE_LINE = "A red circle moves left.\n"
 
 
 class CuttingReader(FakeReader):
@@ -251,13 +251,13 @@ def test_folders_are_mirrored_and_shards_and_other_formats_go_along(film, vidspe
 def test_a_list_for_a_trainer_names_the_segments(film, vidspec, form, file, key, folder):
     """In the folder of the segments, unless it has a name; with the captions of the last command."""
     assert vidspec(*CUT).code == 0
-    assert vidspec(*CUT, "--format", form, "--template", "ohwx, {caption}", "--single-line").code == 0
+    assert vidspec(*CUT, "--format", form, "--template", "ohwx, {caption}").code == 0
     found = [json.loads(line) for line in Path("out", file).read_text().splitlines()]
     assert [row[key] for row in found] == [f"{folder}good-00{number}.mp4" for number in (1, 2, 3)]
     assert {tuple(row.values())[1] for row in found} == {"ohwx, A red circle moves left."}
     written = Path("out", file).read_bytes()
     os.remove(Path("out", file))
-    assert vidspec(*CUT, "--format", form, "--template", "ohwx, {caption}", "--single-line").code == 0
+    assert vidspec(*CUT, "--format", form, "--template", "ohwx, {caption}").code == 0
     assert Path("out", file).read_bytes() == written
 
 

@@ -227,7 +227,7 @@ def test_a_misspelt_field_of_a_prompt_is_an_error(vidspec):
     ],
 )
 def test_an_empty_field_takes_its_comma_along(template, text):
-    assert render_caption("A", template, {"existing": "", "a": ""}, single_line=False) == text
+    assert render_caption("A", template, {"existing": "", "a": ""}) == text
     assert fill_fields("Tags: {existing}, {a} and", {"existing": "", "a": "x"}) == "Tags: x and"
     assert fill_fields("{existing}, {a}", {"existing": "y, z", "a": "x"}) == "y, z, x"
 

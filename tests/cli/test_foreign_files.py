@@ -1,6 +1,5 @@
 """No option's output replaces a file that vidspec did not write for that option."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -35,7 +34,6 @@ def real_traces(isolated, monkeypatch):
     ("command", "option", "name", "kind"),
     [
         (CAPTION, "--trace", "file.json", "trace of vidspec"),
-        (CAPTION, "--log-file", "file.log", "log of vidspec"),
         (CAPTION, "--heatmap", "file.png", "picture drawn by vidspec"),
         (CAPTION, "--report", "file.html", "page of vidspec"),
         (("ask", "good.mp4"), "--report", "file.html", "page of vidspec"),
@@ -66,15 +64,14 @@ def test_every_picture_of_several_clips_is_looked_for(vidspec):
 
 
 def test_what_the_same_option_wrote_is_written_again(vidspec):
-    files = ("--trace", "trace.json", "--log-file", "run.log", "--report", "page.html")
+    files = ("--trace", "trace.json", "--report", "page.html")
     for name in files[1::2]:
         Path(name).touch()  # an empty file loses nothing
     sizes = []
     for _ in range(2):
         assert vidspec("caption", "good.mp4", *files).code == 0
         sizes.append([Path(name).stat().st_size for name in files[1::2]])
-    assert sizes[0][0] == sizes[1][0] > 0 and sizes[1][1] > sizes[0][1] > 0 and sizes[1][2] > 0
-    assert [json.loads(line)["event"] for line in Path("run.log").read_text().splitlines()].count("start") == 2
+    assert sizes[0][0] == sizes[1][0] > 0 and sizes[1][1] > 0
 
 
 @pytest.mark.parametrize("form", ["json", "jsonl", "csv"])
@@ -94,7 +91,7 @@ def test_results_of_a_bench_are_known_again(tmp_path):
 
 
 def test_no_device_is_replaced(vidspec, tmp_path):
-    """A trace is written whole, which would make a regular file of it; a log is only added to."""
+    """A trace is written whole, which would make a regular file of it."""
     link = tmp_path / "null"
     link.symlink_to("/dev/null")
     for option in ("--trace", "--report", "--heatmap"):
@@ -102,4 +99,3 @@ def test_no_device_is_replaced(vidspec, tmp_path):
         name.symlink_to("/dev/null")
         ran = vidspec(*CAPTION, option, str(name))
         assert ran.code == 2 and "exists already" in ran.err and name.is_symlink()
-    assert vidspec("caption", "good.mp4", "--log-file", str(link)).code == 0

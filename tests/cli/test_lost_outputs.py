@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -221,33 +220,6 @@ def test_a_disk_that_is_full_at_the_end_of_a_run(vidspec, monkeypatch, name):
     monkeypatch.setattr(os, "fsync", sync)
     captioned = len(streamed_paths())
     assert vidspec(*ordered).code == 0 and len(streamed_paths()) - captioned == 2 * (name == "out.csv")
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
-def test_a_full_disk_under_the_log_is_a_warning(vidspec):
-    ran = vidspec("caption", *CLIPS, *JSONL, "--log-file", "/dev/full")
-    assert ran.code == 0 and "5 captioned" in ran.err and "Traceback" not in ran.err
-    assert ran.err.count("warning: --log-file /dev/full: cannot be written: No space left on device") == 1
-
-
-def test_lines_of_the_log_are_whole_when_there_is_room_again(tmp_path):
-    from vidspec.events.tally import Tally
-    from vidspec.runs.log_file import LogFile
-
-    said = []
-    file, room = (tmp_path / "log").open("ab", buffering=0), [10**6, 20, 0, 10**6]
-
-    class Disk:
-        def write(self, line):
-            return file.write(line[: room.pop(0)])
-
-    log = LogFile(SimpleNamespace(open=lambda *_, **__: Disk()), said.append)
-    for _ in range(4):
-        log.ended(Tally())
-    file.close()
-    lines = (tmp_path / "log").read_text().splitlines()
-    assert [line[-1] for line in lines] == ["}", lines[1][-1], "}"] and len(lines[1]) == 20
-    assert len(said) == 1 and "the disk is full" in said[0]
 
 
 @pytest.mark.sample(quick=2)

@@ -15,11 +15,9 @@ from vidspec.cli import keys
 from vidspec.cli.app import app
 from vidspec.cli.ask import SHARED
 from vidspec.cli.options import flatten_options
-from vidspec.config.run_spec import RunSpec
 from vidspec.config.schema import Profile
 from vidspec.config.sections import Flag, Section
 from vidspec.registry import key
-from vidspec.runs.run_settings import logged_options
 
 
 @dataclass(frozen=True)
@@ -93,12 +91,6 @@ def test_every_key_is_described():
     for section in (one.annotation for one in Profile.model_fields.values()):
         if isinstance(section, type) and issubclass(section, Section):
             assert all(one.description for one in section.model_fields.values()), section
-
-
-def test_the_log_names_options_as_they_are_typed():
-    spec = RunSpec.make({"paths": ["x"], "overrides": {"video.frames": 4, "generate.seed": 0}})
-    logged = logged_options(spec)
-    assert logged["paths"] == ("x",) and logged["frames"] == 4 and "overrides" not in logged
 
 
 def test_threads_are_limited_by_the_schema(vidspec):

@@ -25,7 +25,7 @@ def rows(path):
 def test_paths_are_relative_to_the_list(vidspec, form, path_key, caption_key):
     Path("clips/more").mkdir(parents=True)
     command = ("caption", "clips/good.mp4", f"{os.getcwd()}/clips/more/good.mp4", "clips/missing.mp4", "clips/good.png")
-    command += ("--format", form, "--ordered", "-o", "clips/metadata.jsonl")
+    command += ("--format", form, "-o", "clips/metadata.jsonl")
     assert vidspec(*command).code == 1
     names = ("good.mp4", "more/good.mp4", "good.png")
     assert rows("clips/metadata.jsonl") == [{path_key: name, caption_key: CAPTION} for name in names]
@@ -99,7 +99,7 @@ def test_the_built_in_models_write_a_hugging_face_folder(real, vidspec, tmp_path
     Path("clips").mkdir()
     for number, clip in enumerate(shipped()[:2]):
         shutil.copy(clip, f"clips/{number}.mp4")
-    command = ("caption", "clips", "--pair", "embedded", "--frames", "2", "--max-new-tokens", "4", "--ordered")
+    command = ("caption", "clips", "--pair", "embedded", "--frames", "2", "--max-new-tokens", "4")
     assert vidspec(*command, "--format", "huggingface", "--output-dir", "clips").code == 0
     found = rows("clips/metadata.jsonl")
     assert [row["file_name"] for row in found] == ["0.mp4", "1.mp4"]

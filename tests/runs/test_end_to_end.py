@@ -50,10 +50,10 @@ def test_pictures_among_videos(environment, tmp_path):
     with Image.open(ROOT / "docs/pictures/how-seen-real.png") as picture:
         picture.convert("RGB").save(folder / "b.jpg")
     (folder / "c.jpg").write_bytes((folder / "b.jpg").read_bytes()[:5000])
-    command = ["vidspec", "caption", str(folder), "--format", "json", "--ordered", *SMALL, "--segment", "60s"]
+    command = ["vidspec", "caption", str(folder), "--format", "json", *SMALL, "--segment", "60s"]
     for more, names in (((), ["a.mp4"]), (("--include-images",), ["a.mp4", "b.jpg", "c.jpg"])):
         ran = subprocess.run([*command, *more], env=environment, timeout=300, capture_output=True, text=True)
-        records = [json.loads(line) for line in ran.stdout.splitlines()]
+        records = sorted((json.loads(line) for line in ran.stdout.splitlines()), key=lambda one: str(one["path"]))
         assert [Path(one["path"]).name for one in records] == names, ran.stderr
     assert records[1]["caption"] and records[1]["video"]["container"] == "image/jpeg"
     assert records[2]["error"]["kind"] == "damaged" and ran.returncode == 1

@@ -111,7 +111,7 @@ def test_existing_texts_and_replicas(tmp_path):
         clip.parent.mkdir(parents=True)
         clip.write_bytes(CLIP)
         clip.with_suffix(".txt").write_text(f"tags {name}\n")
-    use = ("--format", "txt", "--existing", "use", "--template", "{existing}: {caption}", "--single-line")
+    use = ("--format", "txt", "--existing", "use", "--template", "{existing}: {caption}")
     command = [sys.executable, "program.py", "caption", "k", *use, "--replicas", "2", "--device", "cpu", "--batch", "1"]
     with subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path)) as run:
         until = time.monotonic() + 100

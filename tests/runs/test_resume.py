@@ -57,8 +57,14 @@ def test_records_of_version_030_count(profile, digest):
     made = profiles.load(profile)
     config = JobConfig(prompt=made.generate.prompt)
     assert SettingsDigest(made.model_dump(), config).of(Job("a.mp4")) == digest
-    by_number = profiles.override(made, {"video.spread": "number"})
-    assert SettingsDigest(by_number.model_dump(), config).of(Job("a.mp4")) != digest
+    other = profiles.override(made, {"video.frames": 7})
+    assert SettingsDigest(other.model_dump(), config).of(Job("a.mp4")) != digest
+
+
+def test_records_of_version_040_with_a_template_count():
+    made = profiles.load("ar")
+    config = JobConfig(prompt=made.generate.prompt, template="ohwx, {caption}")
+    assert SettingsDigest(made.model_dump(), config).of(Job("a.mp4")) == "4a96a5540bf7"
 
 
 def test_finished_clips_are_left_out(clips, recorded, settings):

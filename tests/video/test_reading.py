@@ -148,11 +148,9 @@ def test_frames_are_spread_evenly_and_32_by_default(clip):
 
 
 def test_frames_of_a_varying_rate_are_spread_over_the_time(clip):
-    """Unless by number, as Qwen's own loader does."""
     got = video.read(clip("uneven.mp4"), frames=5)
     assert got.timestamps.tolist() == pytest.approx([0, 0.3, 0.74, 1.5, 2.0])
     assert clips.numbers(got.frames) == [0, 6, 8, 9, 14]
-    assert clips.numbers(video.read(clip("uneven.mp4"), frames=5, spread="number").frames) == [0, 4, 7, 10, 14]
     assert len(video.read(clip("uneven.mp4"), frames=99)) == len(UNEVEN)
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 
 from vidspec.cli.printed import print_event, print_note
 from vidspec.cli.report import print_failure, print_traceback, progress, summary, timing_summary
 from vidspec.display.state import ClipStates, PanelState
-from vidspec.errors import UsageError
 from vidspec.escaping import escape_text
 from vidspec.events.events import Event, Opened, Restarted, Round
 from vidspec.events.observer import ClipPart, RunObserver
@@ -18,7 +16,6 @@ from vidspec.events.tally import Tally
 from vidspec.models.detokenizer import cut_at_stop
 from vidspec.runs.formats.base import MARK
 from vidspec.runs.job import JobConfig
-from vidspec.runs.log_file import clip_facts
 from vidspec.runs.rendering import rendered_beginning, whole_words
 from vidspec.runs.writers import StdoutLines
 
@@ -56,7 +53,8 @@ class ClipEvents(RunObserver):
         if error is not None:
             print_traceback(error, debug=self.debug)
         if error is not None or not self.quiet:
-            print_event("clip", **clip_facts(caption, part), **tally.counts())
+            known = {"tokens": len(caption.token_ids), "timings": caption.timings, "error": caption.error}
+            print_event("clip", path=caption.path, **part._asdict(), **known, **tally.counts())
 
 
 class RestartNotes(ClipStates):
@@ -108,8 +106,7 @@ class StreamedText(RunObserver):
         elif isinstance(event, Round):
             self._text += "".join(event.texts)
             if words := whole_words(cut_at_stop(self._text, self._stop, unfinished=True)):
-                template, single_line = self._config.template, self._config.single_line
-                text = rendered_beginning(words, template, self._fields, single_line=single_line)
+                text = rendered_beginning(words, self._config.template, self._fields)
                 self._lines.begin(escape_text(self._mark + text))
 
     def end(self, number: int, caption: Caption) -> None:
@@ -118,49 +115,19 @@ class StreamedText(RunObserver):
 
 
 class ProgressNotes(RunObserver):
-    """Prints a progress line at an interval of clips or seconds.
+    """Prints a line of progress every minute of a run over several clips.
 
     Args:
-        every: ``100`` clips or a time such as ``5m``; None for every minute of a run of ``several`` clips.
-        several: True if the run has several clips.
-        quiet: print only if ``every`` is given.
         as_json: print JSON objects.
-
-    Raises:
-        UsageError: ``every`` is neither.
     """
 
-    def __init__(self, every: str | None, *, several: bool, quiet: bool, as_json: bool = False) -> None:
-        self._as_json = as_json
-        self.clips: int | None = None
-        self.seconds: float | None = PROGRESS_INTERVAL if several and not quiet else None
-        if every is not None:
-            self.clips, self.seconds = parse_interval(every)
-        self._last = time.monotonic()
-        self._reported = 0
+    def __init__(self, *, as_json: bool = False) -> None:
+        self._as_json, self._last = as_json, time.monotonic()
 
     def result(self, caption: Caption, error: Exception | None, part: ClipPart, tally: Tally) -> None:
-        now, done = time.monotonic(), tally.captioned + tally.failed
-        by_count = self.clips is not None and done - self._reported >= self.clips
-        by_time = self.seconds is not None and now - self._last >= self.seconds
-        if by_count or by_time:
-            self._last, self._reported = now, done
+        if (now := time.monotonic()) - self._last >= PROGRESS_INTERVAL:
+            self._last = now
             if self._as_json:
                 print_event("progress", **tally.counts())
             else:
                 print_note(progress(tally))
-
-
-def parse_interval(text: str) -> tuple[int | None, float | None]:
-    """Parse an interval into clips or seconds; the other is None."""
-    from vidspec.runs.manifests import parse_seconds
-
-    if re.fullmatch(r"[1-9]\d*", text.strip()):
-        return int(text), None
-    try:
-        wanted = parse_seconds(text)
-    except ValueError:
-        wanted = 0.0
-    if wanted <= 0:
-        raise UsageError(f"--notify-every {text}: must be a number of clips or a time such as 30s or 5m")
-    return None, wanted

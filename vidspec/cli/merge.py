@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vidspec.cli.options import CsvRawOption, DebugOption, QuietOption, complete_format
+from vidspec.cli.options import DebugOption, QuietOption, complete_format
 from vidspec.cli.printed import print_note
 from vidspec.errors import UsageError
 from vidspec.events.tally import counted
@@ -40,7 +40,6 @@ def merge(
             autocompletion=complete_format,
         ),
     ] = None,
-    csv_raw: CsvRawOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -54,14 +53,12 @@ def merge(
     output_format = make_format(form, several=True)
     if not output_format.is_text:
         raise UsageError(f"{named}: merge writes text", hint="--format jsonl")
-    if csv_raw and output_format.name != "csv":
-        raise UsageError("--csv-raw needs --format csv")
     if output != "-":
         check_output(Path(output), (), "--output", output_format.replaceable)
     found = merge_records(files, one_each=output_format.lists_files)
     folder = "." if output == "-" else Path(output).parent
     texts = [key for key in SECOND_TEXTS if key in found.texts]
-    output_format = make_format(form, several=True, raw_csv=csv_raw, data=found.data, texts=texts, folder=folder)
+    output_format = make_format(form, several=True, data=found.data, texts=texts, folder=folder)
     content = render_records(found, output_format, measured=found.measured)
     if output == "-":
         lines = StdoutLines()

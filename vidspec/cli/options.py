@@ -198,9 +198,6 @@ SetOption: TypeAlias = Annotated[
 ]
 QuietOption: TypeAlias = Annotated[bool, _output("--quiet", help="Report failures only.")]
 DebugOption: TypeAlias = Annotated[bool, _check("--debug", help="Show the traceback of every error.")]
-CsvRawOption: TypeAlias = Annotated[
-    bool, _output("--csv-raw", help="Write CSV cells unchanged, even those that a spreadsheet may run as formulas.")
-]
 
 
 class CaptionHelp(TyperCommand):
@@ -230,9 +227,6 @@ class TerminalOptions:
 
     settings: SetOption = None
     dry_run: Annotated[bool, _output("--dry-run", help="Only show the plan and estimate its time.")] = False
-    notify_every: Annotated[
-        str | None, _output(metavar="N|TIME", help="Print a line of progress every N clips or every 5m.")
-    ] = None
     progress: Annotated[
         TextOrJson,
         _output(

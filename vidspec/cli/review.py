@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["review"]
 
 #: Options shared with ``vidspec caption``: those that name clips and their files, and those of another caption.
-SHARED: tuple[str, ...] = ("paths", "from_file", "manifest", "include", "exclude", "extensions", "include_images")
+SHARED: tuple[str, ...] = ("paths", "from_file", "manifest", "include", "exclude", "include_images")
 SHARED += ("format", "output_dir", "name", "profile", "settings", "pair", "target", "draft", "device", "dtype")
 SHARED += ("weights", "threads", "frames", "fps", "max_pixels", "prompt", "system", "max_new_tokens", "temperature")
 SHARED += ("quiet", "debug")

@@ -59,8 +59,6 @@ def _print_end(run: Run, reporter: TerminalReporter) -> None:
     report = plan.spec.report
     if report is not None and not run.ran_here:
         reporter.note(f"--report: no clip was left to caption; run `vidspec report` on the output, -o {report}")
-    if run.failures and not run.exit_code:
-        reporter.note(f"{run.failures} failed, not more than --tolerate {plan.spec.tolerate} allows")
 
 
 class TerminalReporter(RunReporter):
@@ -126,13 +124,8 @@ class TerminalReporter(RunReporter):
         lines: RunObserver = OutcomeLines(several=several, quiet=quiet, debug=debug, verbose=options.verbose)
         if as_json:
             lines = ClipEvents(quiet=quiet, debug=debug)
-        progress = ProgressNotes(
-            options.notify_every,
-            several=several and not self._draws_run,
-            quiet=options.quiet and not as_json,
-            as_json=as_json,
-        )
-        return lines, progress
+        shown = several and (as_json or not quiet) and not self._draws_run
+        return (lines, ProgressNotes(as_json=as_json)) if shown else (lines,)
 
     def closed(self, tally: Tally) -> None:
         for line in self._costs.lines() if self._costs is not None and self.options.verbose else ():

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -31,7 +30,6 @@ __all__ = [
     "parse_batch",
     "parse_size",
     "split_keywords",
-    "tolerated_failures",
 ]
 
 EngineName: TypeAlias = Literal["local", "ray"]
@@ -104,11 +102,6 @@ class RunSpec(BaseModel):
     exclude: Annotated[
         Texts, key("Leave out matching paths of folders and lists"), Flag(panel=_INPUT, metavar="GLOB")
     ] = ()
-    extensions: Annotated[
-        str | None,
-        key("File suffixes that count as video in folders: mp4,mkv, or any"),
-        Flag(panel=_INPUT, metavar="LIST"),
-    ] = None
     include_images: Annotated[
         bool, key("Also take image files of folders and lists, as clips of one frame"), Flag(panel=_INPUT, common=True)
     ] = False
@@ -163,11 +156,11 @@ class RunSpec(BaseModel):
     ] = False
     rewrite: Annotated[
         Text | None,
-        key("Rewrite each caption with the same model, without the video: 'use 40 words', or a prompt with {caption}"),
-        Flag(panel=_TEXT, metavar="TEXT", common=True),
-    ] = None
-    rewrite_file: Annotated[
-        Path | None, key("Read the text of --rewrite from a file"), Flag(panel=_TEXT, metavar="FILE")
+        key(
+            "Rewrite each caption with the same model, without the video: 'use 40 words', a prompt with {caption}, "
+            "or @FILE, which holds one"
+        ),
+        Flag(panel=_TEXT, metavar="TEXT|@FILE", common=True),
     ] = None
     summary: Annotated[
         bool,
@@ -179,7 +172,6 @@ class RunSpec(BaseModel):
         key("Insert each caption into this text: 'ohwx, {caption}'. {column} is a manifest's column"),
         Flag(panel=_TEXT, metavar="TEXT", common=True),
     ] = None
-    single_line: Annotated[bool, key("Write each caption on one line, with single spaces"), Flag(panel=_TEXT)] = False
 
     format: Annotated[
         str | None,
@@ -189,9 +181,6 @@ class RunSpec(BaseModel):
         ),
         Flag(panel=_OUTPUT, metavar="NAME[,NAME...]", common=True),
     ] = None
-    csv_raw: Annotated[
-        bool, key("Write CSV cells unchanged, even those that a spreadsheet may run as formulas"), Flag(panel=_OUTPUT)
-    ] = False
     output: Annotated[
         Text | None,
         key("One file for all clips; an existing one is continued; - is standard output"),
@@ -212,10 +201,6 @@ class RunSpec(BaseModel):
         key("Name of each clip's file: '{stem}.{profile}{suffix}'"),
         Flag(panel=_OUTPUT, metavar="TEMPLATE"),
     ] = None
-    ordered: Annotated[
-        bool, key("Write captions on standard output in the order of the clips"), Flag(panel=_OUTPUT)
-    ] = False
-    log_file: Annotated[Path | None, key("Append one JSON line per event"), Flag(panel=_OUTPUT, metavar="FILE")] = None
 
     overwrite: Annotated[
         bool, key("Start over; the earlier output file becomes FILE~"), Flag(panel=_RESUME, common=True)
@@ -233,11 +218,6 @@ class RunSpec(BaseModel):
     checksum: Annotated[bool, key("Recognise clips by content instead of size and time"), Flag(panel=_RESUME)] = False
     fail_fast: Annotated[bool, key("Stop at the first failure"), Flag(panel=_RESUME)] = False
     max_failures: Annotated[int | None, key("Stop after N failures", ge=1), Flag(panel=_RESUME, metavar="N")] = None
-    tolerate: Annotated[
-        Text | None,
-        key("Exit with 0 although so many clips failed: 10, or 1% of all"),
-        Flag(panel=_RESUME, metavar="N|P%"),
-    ] = None
     timeout: Annotated[
         float | None, key("Give up on a clip after this long"), Flag(panel=_RESUME, metavar="SECONDS")
     ] = None
@@ -334,8 +314,6 @@ class RunSpec(BaseModel):
                 raise UsageError(f"{flag_of(option)}: is empty")
         self._check_prompts()
         parse_batch(self.batch)
-        if self.tolerate is not None:
-            tolerated_failures(self.tolerate, 0)
         if self.existing == "skip" and self.overwrite:
             raise UsageError("--existing skip and --overwrite exclude each other")
         texts = (self.template, self.rewrite, *self.prompt, *self.turn)
@@ -356,8 +334,12 @@ class RunSpec(BaseModel):
     @property
     def second_texts(self) -> tuple[str, ...]:
         """Keys of texts beside the caption that a record of the run may have."""
-        rewrites = self.rewrite is not None or self.rewrite_file is not None
-        return ("original",) * rewrites + ("summary",) * self.summary
+        return ("original",) * (self.rewrite is not None) + ("summary",) * self.summary
+
+    @property
+    def rewrite_path(self) -> Path | None:
+        """The file that ``rewrite`` names by ``@FILE``."""
+        return Path(self.rewrite[1:]) if self.rewrite is not None and self.rewrite.startswith("@") else None
 
     @property
     def _timed(self) -> bool:
@@ -373,6 +355,8 @@ class RunSpec(BaseModel):
                 raise UsageError("--prompt: the same prompt is given twice")
         if self.rewrite is not None and not self.rewrite.strip():
             raise UsageError("--rewrite: is empty", hint="--rewrite 'shorten to 40 words'")
+        if self.rewrite == "@":
+            raise UsageError("--rewrite @: names no file", hint="--rewrite @shorter.txt")
         if any(not turn.strip() for turn in self.turn):
             raise UsageError("--turn: is empty", hint="--turn 'What happens then?'")
 
@@ -381,14 +365,12 @@ class RunSpec(BaseModel):
 _EXCLUSIVE = (
     ("prompt", "prompt_file", "style", "turn"),
     ("turn", "segment"),
-    ("rewrite", "rewrite_file"),
     ("output", "output_dir"),
     ("output", "name"),
     ("cut", "output_dir"),
     ("cut", "name"),
     ("overwrite", "retry_failed"),
     ("fail_fast", "max_failures"),
-    ("fail_fast", "tolerate"),
 )
 
 
@@ -445,15 +427,3 @@ def parse_batch(text: str) -> int | None:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MANY):
         raise UsageError(f"--batch {text}: must be auto or a number of clips, 1 or more")
     return int(text)
-
-
-def tolerated_failures(text: str, total: int) -> int:
-    """Parse ``--tolerate``; return the number of failures among ``total`` clips that it allows.
-
-    Raises:
-        UsageError: it is neither a number of clips nor a share of at most 100%.
-    """
-    found = re.fullmatch(r"(\d{1,9})|(\d{1,3}(?:\.\d{1,6})?)%", text.strip(), re.ASCII)
-    if found is None or float(found[2] or 0) > 100:
-        raise UsageError(f"--tolerate {text}: must be a number of clips or a share, such as 10 or 1%")
-    return int(found[1]) if found[1] else int(total * Fraction(found[2]) / 100)

@@ -154,7 +154,6 @@ class VideoArguments(TypedDict):
     max_pixels: int | None
     decoder: str
     seek: str
-    spread: str
     allow_damaged: bool
 
 
@@ -178,11 +177,6 @@ class VideoSection(Section):
         key("Frames at exact times, or the keyframes nearest to them, which is fast in long files"),
         Flag(),
     ] = "exact"
-    spread: Annotated[
-        Literal["time", "number"],
-        key("Spread the frames over the time, or over the file's frames by number; the same at a constant rate"),
-        Flag(),
-    ] = "time"
     allow_damaged: Annotated[
         bool, key("Caption the readable part of damaged files and note it in the record"), Flag()
     ] = False
@@ -202,7 +196,6 @@ class VideoSection(Section):
             max_pixels=self.max_pixels,
             decoder=self.decoder,
             seek=self.seek,
-            spread=self.spread,
             allow_damaged=self.allow_damaged,
         )
 

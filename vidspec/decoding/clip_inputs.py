@@ -73,7 +73,6 @@ class ClipInputs:
             max_pixels=wanted.max_pixels,
             decoder=wanted.decoder,
             seek=wanted.seek,
-            spread=wanted.spread,
             allow_damaged=wanted.allow_damaged,
             sound=self.max_sound_s,
             gpu=self.gpu,

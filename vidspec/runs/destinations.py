@@ -110,8 +110,7 @@ def plan_destinations(
         if path is not None and spec.output is not None:
             check_output(path, [entry.path for entry in entries], "--output")
         folder = path.parent if path else "."
-        several, raw = found.several, spec.csv_raw
-        form = make_format(form.name, several=several, raw_csv=raw, data=data, texts=texts, folder=folder)
+        form = make_format(form.name, several=found.several, data=data, texts=texts, folder=folder)
         _check_clips(form, entries, cut)
         destinations.append(Destination((form,), path))
     if each and spec.output_dir is None and any(entry.shard for entry in entries):
@@ -241,13 +240,13 @@ def check_files_distinct(
     read += [("--manifest", path) for path in spec.manifest or ()]
     read += [
         ("--prompt-file", spec.prompt_file),
-        ("--rewrite-file", spec.rewrite_file),
+        ("--rewrite", spec.rewrite_path),
         ("--profile", profile[0] if profile else None),
         ("the config", config),
     ]
     others: list[NamedPath] = [
         (f"--{name.replace('_', '-')}", path)
-        for name in ("trace", "log_file", "heatmap", "report")
+        for name in ("trace", "heatmap", "report")
         if (path := getattr(spec, name)) is not None
     ]
     output = "--output" if spec.output is not None else "--output-dir"
@@ -301,7 +300,7 @@ def _renderer(
     from vidspec.runs.segment_files import SegmentFiles
     from vidspec.runs.writers import FileLines, StdoutLines, Stream
 
-    path, form, order = place.path, place.forms[0], entries if spec.ordered else None
+    path, form = place.path, place.forms[0]
     if place.parts is not None:
         return PartFiles(place.parts, entries, cast("PartFormat", form), retry=spec.retry_failed)
     if place.names:
@@ -309,7 +308,7 @@ def _renderer(
     if place.segments is not None:
         return SegmentFiles(place.segments, spec.existing or "skip", config)
     if path is None:
-        return Stream(StdoutLines(prose=form.is_prose), form, order=order)
+        return Stream(StdoutLines(prose=form.is_prose), form)
     if spec.output is None and not read_only:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -317,5 +316,5 @@ def _renderer(
             raise UsageError(f"--output-dir {path.parent}: cannot be made: {error.strerror or error}") from None
         check_output(path, [entry.path for entry in entries], "--output-dir")
     if path.exists() and not path.is_file():
-        return Stream(FileLines(path), form, order=order)
+        return Stream(FileLines(path), form)
     return RunFile(path, form)

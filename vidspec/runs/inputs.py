@@ -77,7 +77,6 @@ class InputSources:
         manifests: JSONL or CSV files; ``-`` for standard input.
         include, exclude: globs over the paths in folders and lists; see :func:`matches_any`.
         images: take image files in folders and lists too.
-        extensions: suffixes without the dot, lower case; None for :data:`EXTENSIONS`, empty for any.
         links: links to a clip are clips of their own, because each name gets a file.
     """
 
@@ -86,7 +85,6 @@ class InputSources:
     manifests: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    extensions: frozenset[str] | None = None
     images: bool = False
     links: bool = False
 
@@ -255,12 +253,12 @@ def _posix(path: str, folder: str) -> str:
 
 def _is_clip(path: str, relative: str, sources: InputSources, listing: InputListing) -> bool:
     """Return True if a path of a folder or list is a clip; count it as skipped if not."""
-    allowed = EXTENSIONS if sources.extensions is None else sources.extensions
-    if sources.images and allowed:
+    allowed = EXTENSIONS
+    if sources.images:
         from vidspec.video.image import IMAGES
 
         allowed |= IMAGES
-    if allowed and os.path.splitext(path)[1].lstrip(".").lower() not in allowed:
+    if os.path.splitext(path)[1].lstrip(".").lower() not in allowed:
         listing.not_video += 1
         return False
     relative = relative.replace(os.sep, "/").lstrip("/")

@@ -244,7 +244,6 @@ class JobConfig:
         ahead: maximum of clips read ahead.
         total: number of clips in the run.
         template: text around each written caption, see :mod:`vidspec.runs.rendering`; None for no template.
-        single_line: write each caption on one line.
         rewrite: instruction, or prompt with ``{caption}``, of a second pass over each caption; None for none.
         summary: summarise the captions of a clip's segments.
         events: answers are timed events, checked against the clip's length.
@@ -265,7 +264,6 @@ class JobConfig:
     ahead: int = 8
     total: int = 1
     template: str | None = None
-    single_line: bool = False
     rewrite: str | None = None
     summary: bool = False
     events: bool = False

@@ -246,10 +246,6 @@ def _check_files(spec: RunSpec, profile: Profile, clips: Sequence[str]) -> None:
         from vidspec.runs.trace_file import TRACE
 
         check_output(spec.trace, clips, "--trace", TRACE)
-    if spec.log_file is not None:
-        from vidspec.runs.log_file import check_log
-
-        check_log(spec.log_file, clips)
     if spec.heatmap is not None:
         from vidspec.display.heatmap_files import check_heatmap
 

@@ -109,27 +109,20 @@ def whole_words(text: str) -> str:
     return text[: max((end.start() for end in _WORD_ENDS.finditer(text)), default=0)].lstrip()
 
 
-def rendered_beginning(
-    words: str, template: str | None, fields: Mapping[str, str] | None = None, *, single_line: bool
-) -> str:
+def rendered_beginning(words: str, template: str | None, fields: Mapping[str, str] | None = None) -> str:
     """Return the beginning of :func:`render_caption` for a caption that begins with these complete words."""
-    head = _fill_template(template, {**(fields or {}), "caption": "\0"}).partition("\0")[0]
-    return " ".join((head + words).split()) if single_line else head + words
+    return _fill_template(template, {**(fields or {}), "caption": "\0"}).partition("\0")[0] + words
 
 
-def render_caption(
-    caption: str, template: str | None, fields: Mapping[str, str] | None = None, *, single_line: bool
-) -> str:
+def render_caption(caption: str, template: str, fields: Mapping[str, str] | None = None) -> str:
     """Return a caption in a template.
 
     Args:
         caption: the caption.
-        template: see :func:`check_template`; None for no template.
+        template: see :func:`check_template`.
         fields: values of the other fields; missing ones are empty.
-        single_line: replace each run of blanks and line breaks by one blank.
     """
-    text = _fill_template(template, {**(fields or {}), "caption": caption})
-    return " ".join(text.split()) if single_line else text
+    return _fill_template(template, {**(fields or {}), "caption": caption})
 
 
 def _fill_template(template: str | None, fields: Mapping[str, str]) -> str:

@@ -33,7 +33,6 @@ __all__ = [
     "input_sources",
     "job_config",
     "joined_list_note",
-    "logged_options",
     "misnamed_output",
     "output_formats",
     "profile_keys",
@@ -101,17 +100,14 @@ def input_sources(spec: RunSpec) -> InputSources:
     if not (spec.paths or spec.from_file or spec.manifest):
         raise UsageError("Missing argument 'PATH'.", hint="see `vidspec caption --help`")
     lists = bool(spec.from_file) or any(path == "-" or os.path.isdir(path) for path in spec.paths)
-    for option in ("include", "exclude", "extensions", "include_images"):
+    for option in ("include", "exclude", "include_images"):
         if getattr(spec, option) and not lists:
             raise UsageError(
                 f"{flag_of(option)} needs a folder or a list", hint="name the clips alone, or their folder"
             )
-    extensions = None
-    if spec.extensions is not None:
-        words = spec.extensions.replace(",", " ").split()
-        extensions = frozenset(() if words == ["any"] else (word.lower().lstrip("*.") for word in words))
-    named = (spec.paths, spec.from_file, spec.manifest, spec.include, spec.exclude)
-    return InputSources(*named, extensions, spec.include_images)
+    return InputSources(
+        spec.paths, spec.from_file, spec.manifest, spec.include, spec.exclude, images=spec.include_images
+    )
 
 
 def profile_keys(spec: RunSpec) -> dict[str, object]:
@@ -135,18 +131,18 @@ def _prompt(spec: RunSpec) -> str | None:
         return style(spec.style)
     if spec.prompt_file is None:
         return spec.prompt[0] if len(spec.prompt) == 1 else None
-    return _prompt_in(spec.prompt_file, "--prompt-file")
+    return _prompt_in(spec.prompt_file, f"--prompt-file {spec.prompt_file}")
 
 
-def _prompt_in(path: Path, option: str) -> str:
-    """Return the text of a file.
+def _prompt_in(path: Path, origin: str) -> str:
+    """Return the text of a file that the option in ``origin`` names.
 
     Raises:
         UsageError: it cannot be read, or is empty.
     """
-    text = read_text(path, LONGEST_PROMPT, f"{option} {path}").strip()
+    text = read_text(path, LONGEST_PROMPT, origin).strip()
     if not text:
-        raise UsageError(f"{option} {path}: is empty")
+        raise UsageError(f"{origin}: is empty")
     return text
 
 
@@ -172,8 +168,6 @@ def output_formats(spec: RunSpec, defaults: UserConfig) -> tuple[OutputFormat, .
         if form.requires is not None:
             package = form.requires
             _require_package(f"--format {form.name}", package.name, (package.module,), package.install)
-    if spec.csv_raw and not any(form.name == "csv" for form in forms):
-        raise UsageError("--csv-raw needs --format csv")
     return forms
 
 
@@ -261,7 +255,8 @@ def job_config(spec: RunSpec, profile: Profile) -> JobConfig:
         HardwareDecoder(video["decoder"])  # raises if unavailable
     if spec.engine == "ray":
         _require_package("--engine ray", "Ray", ("ray",), "pip install ray")
-    rewrite = _prompt_in(spec.rewrite_file, "--rewrite-file") if spec.rewrite_file is not None else spec.rewrite
+    file = spec.rewrite_path
+    rewrite = spec.rewrite if file is None else _prompt_in(file, f"--rewrite @{file}")
     events = profile.generate.json_schema == EVENTS_SCHEMA
     if events and rewrite is not None:
         raise UsageError("--rewrite and timed events exclude each other", hint="leave out --rewrite or --style events")
@@ -280,15 +275,7 @@ def job_config(spec: RunSpec, profile: Profile) -> JobConfig:
         batch=parse_batch(spec.batch),
         ahead=spec.ahead,
         template=spec.template,
-        single_line=spec.single_line,
         rewrite=rewrite,
         summary=spec.summary,
         events=events,
     )
-
-
-def logged_options(spec: RunSpec) -> dict[str, object]:
-    """Return the options that were given as plain values, keys of the profile by their last word, for the log."""
-    own = spec.model_dump(exclude={"overrides"}, exclude_defaults=True)
-    keys = {key.partition(".")[2]: value for key, value in spec.overrides.items()}
-    return {key: value for key, value in (own | keys).items() if value not in (None, False)}

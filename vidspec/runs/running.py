@@ -8,14 +8,12 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from vidspec.config.run_spec import tolerated_failures
 from vidspec.events.observer import CombinedObserver, RunObserver
 from vidspec.events.tally import Tally, counted
 from vidspec.runs.planning import RunPlan
 from vidspec.runs.remaining import Executor, RemainingJobs, caption_remaining, is_left, plan_clips, plan_shards
 from vidspec.runs.reporter import RunReporter
 from vidspec.runs.run import exit_code
-from vidspec.runs.run_settings import logged_options
 
 if TYPE_CHECKING:
     from vidspec.display.heatmap_files import HeatmapFiles
@@ -102,20 +100,14 @@ class Run:
     def exit_code(self) -> int:
         """Exit code over all clips of the run: 0, 1 if some failed, 3 if a model or device was unavailable."""
         code = max(self._codes, default=0)
-        if not (code > 1 or not (code or self.failures)):
-            code = 0 if self.tolerates else 1
+        if self.failures:
+            code = max(code, 1)
         return max(code, exit_code([error for _, error in self.file_errors]))
 
     @property
     def failures(self) -> int:
         """Clips that failed now or before, and inputs that could not be read."""
         return self.tally.failed + self.tally.earlier_failed + len(self.plan.found.unreadable)
-
-    @property
-    def tolerates(self) -> bool:
-        """True if ``tolerate`` allows these failures."""
-        tolerate, clips = self.plan.spec.tolerate, self.tally.total + len(self.plan.found.unreadable)
-        return tolerate is not None and not self.tally.stopped and self.failures <= tolerated_failures(tolerate, clips)
 
     def _close_store(self) -> None:
         for line in self.store.close(self.plan.entries, complete=self._complete):
@@ -145,13 +137,6 @@ class Run:
         spec, stack = self.plan.spec, self._stack
         observers: list[RunObserver] = []
         observer = CombinedObserver(observers)
-        if spec.log_file is not None:
-            from vidspec.runs.log_file import LogFile
-
-            log = LogFile(spec.log_file, self.reporter.kept)
-            stack.callback(log.close)
-            log.start(self.tally, self.plan.profile.name, logged_options(spec))
-            observers.append(log)
         executor: Executor = lambda jobs: iter(())  # noqa: E731
         if is_left(jobs):
             fetches = self.reporter.begin(self.plan)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
@@ -115,53 +114,30 @@ class Stream(Renderer):
     Args:
         lines: destination of the lines.
         form: format of the lines.
-        order: clips in output order: each record is written as soon as those before it are; None for arrival order.
     """
 
-    def __init__(
-        self,
-        lines: Lines,
-        form: OutputFormat,
-        *,
-        order: Sequence[Job] | None = None,
-    ) -> None:
+    def __init__(self, lines: Lines, form: OutputFormat) -> None:
         self.lines, self.form = lines, form
         self._header_written = False
-        self._clip_order = None if order is None else deque(dict.fromkeys(map(clip_id, order)))
         self._waiting: dict[str, list[RecordDict]] = {}  # by clip
 
     def add(self, job: Job, record: RecordDict) -> None:
         clip = clip_id(job)
         self._waiting.setdefault(clip, []).append(record)
-        if self._clip_order is None:
-            self._flush(clip)
+        last: bool = record["job"].get("segment", 0) + 1 >= record["job"].get("segments", 1)
+        if (texts := self.form.stream_text(self._waiting[clip], last=last)) is None:
             return
-        while self._clip_order and self._clip_order[0] in self._waiting:
-            if not self._flush(self._clip_order[0]):
-                return
-            self._clip_order.popleft()
+        del self._waiting[clip]
+        if self.form.header is not None and not self._header_written:
+            self.lines.write(self.form.header)
+        self._header_written = True
+        for text in texts:
+            self.lines.write(text)
 
     def restore(self, job: Job, settings: str) -> None:
         for part in in_order(self.store.parts(job, settings)):
             self.add(job, part.record())
 
     def finish(self, *, complete: bool) -> list[str]:
-        for clip in self._clip_order or ():  # those after a missing one, as when interrupted
-            if clip in self._waiting:
-                self._flush(clip)
         self.lines.close()
         return []
-
-    def _flush(self, clip: str) -> bool:
-        """Write the records of a clip so far, a document only with its last part; True if that has arrived."""
-        about = self._waiting[clip][-1]["job"]
-        last: bool = about.get("segment", 0) + 1 >= about.get("segments", 1)
-        texts = self.form.stream_text(self._waiting[clip], last=last)
-        if texts is not None:
-            del self._waiting[clip]
-            if self.form.header is not None and not self._header_written:
-                self.lines.write(self.form.header)
-            self._header_written = True
-            for text in texts:
-                self.lines.write(text)
-        return last

@@ -27,11 +27,10 @@ from vidspec.video.image import ImageDecoder, is_image
 from vidspec.video.probing import index_by_decoding, probe, too_large
 from vidspec.video.resize import fitted
 
-__all__ = ["DECODERS", "MOST_BYTES", "SEEKS", "SPREADS", "CheckFrameCount", "read", "read_at"]
+__all__ = ["DECODERS", "MOST_BYTES", "SEEKS", "CheckFrameCount", "read", "read_at"]
 
 DECODERS = ("auto", "decord", "av", *DEVICES)
 SEEKS = ("exact", "keyframes")
-SPREADS = ("time", "number")
 
 #: Bytes for the frames of a clip: 64 of 1080p fit unscaled, larger ones are scaled down.
 MOST_BYTES = 400 << 20
@@ -56,7 +55,6 @@ def read(
     max_pixels: int | None = None,
     decoder: str = "auto",
     seek: str = "exact",
-    spread: str = "time",
     allow_damaged: bool = False,
     sound: float | None = None,
     gpu: int | None = None,
@@ -70,7 +68,6 @@ def read(
     ``frames``: number of frames, spread evenly (``linspace(0, n - 1, frames)``, rounded) over the n frames whose
     timestamps lie in [start, end]; all n if there are no more. 32 if neither it nor ``fps`` is given. If the frame rate
     varies, they are spread over the time instead: the frame on screen at each moment.
-    ``spread``: ``number`` spreads them over the n frames at any rate.
     ``fps``: the frame on screen at each of start, start + 1/fps, ... before end; repeated while it stays on screen.
     ``start``, ``end``: seconds since the first frame of the stream; by default the whole stream.
     ``max_pixels``: larger frames (height x width) are scaled down to it, aspect kept, antialiased.
@@ -102,7 +99,6 @@ def read(
         decoder,
         seek,
         allow_damaged,
-        spread=spread,
         sound=sound,
         gpu=gpu,
         most_bytes=most_bytes,
@@ -146,7 +142,6 @@ class _FrameSelection:
     seek: str = "exact"
     allow_damaged: bool = False
     times: tuple[float, ...] = ()
-    spread: str = "time"
     sound: float | None = None
     gpu: int | None = None
     most_bytes: int | None = None
@@ -170,8 +165,6 @@ class _FrameSelection:
             raise UsageError(f"max_pixels must be at least 1, not {self.max_pixels}")
         if self.decoder not in DECODERS:
             raise UsageError(f"there is no decoder {self.decoder!r}", hint="take one of " + ", ".join(DECODERS))
-        if self.spread not in SPREADS:
-            raise UsageError(f"there is no way to spread {self.spread!r}", hint="take one of " + ", ".join(SPREADS))
         if self.seek not in SEEKS:
             raise UsageError(f"there is no way to seek {self.seek!r}", hint="take one of " + ", ".join(SEEKS))
         if self.decoder in DEVICES and self.allow_damaged:
@@ -249,7 +242,7 @@ def _positions(index: Index, wanted: _FrameSelection) -> tuple[NDArray[np.int64]
         count = min(high - low, wanted.frames or sample.DEFAULT_FRAMES)
         _check_count(index, count, wanted)
         positions = np.arange(low, low + count)
-        if wanted.spread == "time" and index.variable_fps and count < high - low:
+        if index.variable_fps and count < high - low:
             positions = low + sample.uniform_in_time(index.times[low:high], count)
         elif count:
             positions = low + sample.uniform(high - low, count)

@@ -72,9 +72,9 @@ class RequiredPackage(NamedTuple):
 class OutputFormat(ABC):
     """Base of :class:`LineFormat`, :class:`ClipFormat` and :class:`RunFormat`, and through it :class:`ListFormat`.
 
-    The constructor's parameters are facts of the run: ``several``, True if a file holds several clips, ``raw_csv``,
-    ``data``, the JSON Schemas of the properties of its answers, by name, ``texts``, those of :data:`SECOND_TEXTS` that
-    its records have, and ``folder``, that of a file for all clips.
+    The constructor's parameters are facts of the run: ``several``, True if a file holds several clips, ``data``, the
+    JSON Schemas of the properties of its answers, by name, ``texts``, those of :data:`SECOND_TEXTS` that its records
+    have, and ``folder``, that of a file for all clips.
 
     Attributes:
         name: the registered name.
@@ -295,7 +295,6 @@ def make_format(
     origin: str | None = None,
     *,
     several: bool = False,
-    raw_csv: bool = False,
     data: Mapping[str, object] | None = None,
     texts: Sequence[str] = (),
     folder: str | os.PathLike[str] = ".",
@@ -306,7 +305,6 @@ def make_format(
         name: one of :func:`format_names`.
         origin: option or key with its value, for the message; None for ``--format NAME``.
         several: True if a file holds several clips.
-        raw_csv: leave cells of a CSV file as they are.
         data: JSON Schemas of the properties of answers in JSON, by name; a table has a column for each.
         texts: those of :data:`SECOND_TEXTS` that records have; a table has a column for each.
         folder: folder of one file for all clips.
@@ -317,7 +315,7 @@ def make_format(
     if name not in format_names():
         origin = origin or f"--format {name}"
         raise UsageError(f"{origin}: must be one of {', '.join(format_names())}, not {name!r}")
-    facts = {"several": several, "raw_csv": raw_csv, "data": data or {}, "texts": tuple(texts)}
+    facts = {"several": several, "data": data or {}, "texts": tuple(texts)}
     form = build_part(output_formats.get(name), {}, **facts, folder=os.fspath(folder))
     form.name = name
     return form

@@ -46,7 +46,7 @@ _PROSE = ("caption", "prompt")
 
 @output_formats.register("csv")
 class CsvFormat(LineFormat):
-    """Cells are guarded against formulas unless ``raw_csv``.
+    """Cells are guarded against formulas.
 
     Texts beside the caption and properties of answers in JSON have columns at the end.
     """
@@ -55,10 +55,8 @@ class CsvFormat(LineFormat):
     clip_files = "never"
     replaceable = FileKind("table of vidspec", rb"\A" + ",".join(CSV_COLUMNS[:5]).encode())
 
-    def __init__(
-        self, raw_csv: bool = False, data: Mapping[str, object] | None = None, texts: Sequence[str] = ()
-    ) -> None:
-        self.raw_csv, self.data, self.texts = raw_csv, tuple(data or ()), texts
+    def __init__(self, data: Mapping[str, object] | None = None, texts: Sequence[str] = ()) -> None:
+        self.data, self.texts = tuple(data or ()), texts
         self.header = self._row(
             [*CSV_COLUMNS, *texts, *(self._cell(data_column(name), lines=False) for name in self.data)]
         )
@@ -90,7 +88,7 @@ class CsvFormat(LineFormat):
     def _cell(self, value: object, *, lines: bool) -> object:
         if isinstance(value, dict | list):
             value = json_text(value)
-        return cell(value, raw=self.raw_csv, lines=lines) if isinstance(value, str) else value
+        return cell(value, lines=lines) if isinstance(value, str) else value
 
     def _row(self, cells: Iterable[object]) -> str:
         buffer = io.StringIO()

@@ -29,7 +29,7 @@ class TextFormat(LineFormat):
 
     suffix = ".txt"
     clip_files: ClassVar[ClipFileRule] = "in_folder"
-    is_prose = True
+    is_prose: ClassVar[bool] = True
 
     def __init__(self, several: bool = False) -> None:
         self.several = several
@@ -41,7 +41,7 @@ class TextFormat(LineFormat):
         if caption is not None:
             times = "-".join(map(clock, time_range(record)))
             timed = f"{times}\t" if part and not record.get("question") else ""
-            one = part or self.several
+            one = part or self.several or not self.is_prose
             marked = marked_caption(record)
             lines.append(f"{path}{timed}{one_line_caption(marked)}" if one else escape_text(marked))
         if summary is not None:

@@ -13,9 +13,10 @@ __all__ = ["TextFileFormat"]
 
 @output_formats.register("txt")
 class TextFileFormat(TextFormat):
-    """The lines of :class:`TextFormat`; of a clip with a summary, beside the clip, the summary alone."""
+    """The lines of :class:`TextFormat`, each caption on one; of a clip with a summary, beside it, the summary alone."""
 
     clip_files = "always"
+    is_prose = False  # for trainers, which take a line for a caption
 
     def document(self, records: Sequence[RecordDict]) -> str | None:
         last = next((record for record in reversed(records) if record.get("summary") is not None), None)

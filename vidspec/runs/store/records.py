@@ -59,8 +59,6 @@ INPUT_KEYS = ("id", "start", "end", "prompt", "columns")
 #: Keys of a profile that do not affect captions: name, devices and speed.
 #: Threads and packed weights may change the last bits of a sum, which is not meant to change a caption.
 IRRELEVANT_KEYS = ("name", "about", "models.device", "models.threads", "models.packed", "workers", "video.stall")
-#: Keys that version 0.3.0 lacks, with the values under which its records count: these are not hashed.
-LATER_KEYS: Mapping[str, object] = {"video.spread": "time"}
 CHUNK = 1 << 20
 
 
@@ -113,10 +111,6 @@ def _digest(value: object, digits: int) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:digits]
 
 
-def _is_relevant(key: str, value: object) -> bool:
-    return key not in IRRELEVANT_KEYS and (key not in LATER_KEYS or value != LATER_KEYS[key])
-
-
 class SettingsDigest:
     """Digest of everything that may change a caption, per prompt; another digest is another captioning.
 
@@ -128,11 +122,11 @@ class SettingsDigest:
     def __init__(self, profile: Mapping[str, Any], config: JobConfig) -> None:
         self.profile, self.config = profile, config
         self._relevant = {
-            key: {inner: deep for inner, deep in value.items() if _is_relevant(f"{key}.{inner}", deep)}
+            key: {inner: deep for inner, deep in value.items() if f"{key}.{inner}" not in IRRELEVANT_KEYS}
             if isinstance(value, Mapping)
             else value
             for key, value in profile.items()
-            if _is_relevant(key, value)
+            if key not in IRRELEVANT_KEYS
         }
         self._digests: dict[tuple[str | None, JobQuestions | None], str] = {}
 
@@ -151,8 +145,8 @@ class SettingsDigest:
             about: dict[str, object] = {"prompt": prompt or config.prompt}
             if questions is not None:
                 about["turns" if questions.in_turns else "prompts"] = questions.texts
-            if config.template is not None or config.single_line:
-                about |= {"template": config.template, "single_line": config.single_line}
+            if config.template is not None:
+                about |= {"template": config.template, "single_line": False}  # a key of 0.4.0's digests
             if config.segment is not None:
                 about |= {"segment": config.segment} | ({"context": True} if config.context else {})
             about |= {key: value for key, value in (("rewrite", config.rewrite), ("summary", config.summary)) if value}
@@ -167,8 +161,8 @@ def record_of(job: Job, settings: SettingsDigest, content: FileContent) -> Recor
     segments, models_named, columns, existing``.
     """
     config, caption = settings.config, job.caption
-    if caption.caption is not None and (config.template is not None or config.single_line):
-        written = render_caption(caption.caption, config.template, job.fields, single_line=config.single_line)
+    if caption.caption is not None and config.template is not None:
+        written = render_caption(caption.caption, config.template, job.fields)
         caption = replace(caption, caption=written, text=caption.caption)
     about = {
         "clip": clip_id(job),

@@ -7,6 +7,7 @@ import re
 import signal
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -26,6 +27,9 @@ TURNS = ("What is there?", "What moves?")
 
 @pytest.fixture
 def piped(vidspec, monkeypatch):
+    for name in ("good.mp4", "missing.mp4"):
+        Path(name).touch()
+
     def ask(text, *args):
         monkeypatch.setattr("sys.stdin", io.StringIO(text))
         return vidspec("ask", *args)
@@ -264,12 +268,19 @@ def test_a_page_does_not_show_a_question_that_was_given_up(session, tmp_path):
     assert "What moves?" in page and "Stop?" not in page
 
 
-@pytest.mark.parametrize("content", full_but([None], [None, b"", b"not a video"]), ids=str)
+def test_a_clip_that_does_not_exist_is_refused_as_caption_refuses_it(piped, vidspec):
+    ran = piped("One?\n", "nope.mp4")
+    assert (ran.code, ran.err) == (2, "error: nope.mp4: there is no such file (check the path)\n")
+    caption = vidspec("caption", "nope.mp4")
+    assert (ran.code, ran.err) == (caption.code, caption.err)
+    assert not FakeCaptioner.made
+
+
+@pytest.mark.parametrize("content", full_but([b"not a video"], [b"", b"not a video"]), ids=str)
 def test_a_clip_that_cannot_be_read_is_told_before_anything_is_loaded(piped, monkeypatch, content):
     monkeypatch.setattr("vidspec.runs.local.ClipReader", ClipReader)
-    if content is not None:
-        with open("clip.mp4", "wb") as file:
-            file.write(content)
+    with open("clip.mp4", "wb") as file:
+        file.write(content)
     ran = piped("One?\n", "clip.mp4")
     assert ran.code == 1 and "error: clip.mp4: " in ran.err and "Traceback" not in ran.err
     assert not FakeCaptioner.made

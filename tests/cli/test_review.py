@@ -20,6 +20,8 @@ from vidspec.embedded.samples import shipped
 from vidspec.files import FileLock
 from vidspec.runs.planning import plan
 from vidspec.runs.review import CaptionFiles
+from vidspec.runs.store import file_states, journal
+from vidspec.runs.store.file_states import parsed_mark
 from vidspec.serve.config import ServeConfig
 from vidspec.serve.review import FreshCaptions, build_review
 
@@ -101,6 +103,68 @@ def test_a_text_that_a_run_wrote_too_is_kept_once_it_is_saved(vidspec):
         assert answer.json()["state"] == "edited" and text_of(name).strip() == text.strip()
     vidspec("caption", "k", "--format", "txt", "--template", "v3 {caption}")
     assert text_of("a").strip() == first.strip() and text_of("b").startswith("v2") and text_of("c").startswith("v3")
+
+
+def test_a_save_reads_no_journal_again(vidspec, monkeypatch):
+    vidspec("caption", "k", "--format", "txt")
+    parsed = []
+    for module in (file_states, journal):
+        monkeypatch.setattr(module, "parsed_mark", lambda line: parsed.append(line) or parsed_mark(line))
+    page = Page("k")
+    shown = page.rows()
+    lines = Path("k/.vidspec.jsonl").read_text().count("\n")
+    assert len(parsed) == 2 * lines, "once for its records, once for its marks"
+    for number, (_, version, _) in enumerate(shown.values(), 1):
+        now = page.save(number, MINE, version).json()
+        assert now["state"] == page.save(number, f"{MINE} again", now["version"]).json()["state"] == "edited"
+    assert {state for state, *_ in page.rows().values()} == {"edited"}
+    assert len(parsed) == 2 * lines
+
+
+def test_a_run_that_ends_while_the_page_is_open_is_seen(vidspec):
+    page = Page("k")
+    assert {state for state, *_ in page.rows().values()} == {"missing"}
+    vidspec("caption", "k", "--format", "txt")
+    shown = page.rows()
+    assert {state for state, *_ in shown.values()} == {"written"}
+    vidspec("caption", "k", "--format", "txt", *V2)
+    assert page.save(1, MINE, shown["k/a/good.mp4"][1]).status_code == 409
+    assert page.rows()["k/a/good.mp4"] == ("written", page.rows()["k/a/good.mp4"][1], f"v2 {TEXT}")
+
+
+#: Values of other types than a run writes.
+ODD = [{"error": "x"}, {"original": ["x"]}, {"speed": {"tokens_per_s": "x"}}, {"models": "x"}, {"token_ids": 3}]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=str)
+def test_an_odd_record_is_told_at_its_clip_alone(vidspec, odd):
+    vidspec("caption", "k", "--format", "txt")
+    file = Path("k/.vidspec.jsonl")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    next(one for one in lines if one.get("path") == "k/b/good.mp4").update(odd)
+    file.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    page = Page("k")
+    text = page.client.get(f"/{TOKEN}/").text
+    assert text.count("a record is not as vidspec") == 1
+    assert "a record is not as vidspec" in text.split('id="clip-2"')[1].split('id="clip-3"')[0]
+    assert {name: row[2] for name, row in page.rows().items()} == dict.fromkeys(page.rows(), TEXT)
+    assert page.save(2, MINE, page.rows()["k/b/good.mp4"][1]).json()["state"] == "edited"
+    shutil.copy(file, "all.jsonl")
+    ran = vidspec("report", "all.jsonl", "-o", "report.html")
+    assert ran.code == 0 and ran.err.startswith("note: k/b/good.mp4: a record is not as vidspec")
+    assert "report.html: 3 records" in ran.err and "2 captioned, 1 failed" in Path("report.html").read_text()
+
+
+@pytest.mark.parametrize("odd", [{"segment": []}, {"size": "x"}, {"existing": 1}], ids=str)
+def test_an_odd_place_of_a_record_makes_its_line_a_damaged_one(vidspec, odd):
+    vidspec("caption", "k", "--format", "txt")
+    file = Path("k/.vidspec.jsonl")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    next(one for one in lines if one.get("path") == "k/b/good.mp4")["job"].update(odd)
+    file.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    assert {text for _, _, text in Page("k").rows().values()} == {TEXT}
+    ran = vidspec("caption", "k", "--format", "txt")
+    assert ran.code == 0 and text_of("b").strip() == TEXT
 
 
 def test_it_shows_what_is_on_the_disk(vidspec):

@@ -63,6 +63,11 @@ def test_a_clip_is_dropped_asked_about_and_asked_again(tab, url, captioner):
     tab.until(ANSWERED.format(2))
     again = captioner.caption(CLIPS[1], prompt="And then?", earlier=(DialogueTurn(prompt, first),)).caption
     assert texts(tab) == [first, again]
+    assert tab.run("document.getElementById('said').textContent") == f"Answered: {again}"
+    said = "document.getElementById('said')"
+    tab.run(f"{said}.textContent = 'a long answer '.repeat(400)")
+    box = tab.run(f"(one => [one.width, one.height])({said}.getBoundingClientRect())")
+    assert box == [1, 1] and tab.run(f"getComputedStyle({said}).clipPath") == "inset(50%)"
     assert tab.trouble == []
     assert {one for one in tab.loads if not one.startswith((url, "data:", "blob:"))} <= {"about:blank"}
 

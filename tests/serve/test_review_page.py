@@ -104,6 +104,18 @@ def test_filters_seeking_and_another_caption(tab, url, tmp_path):
     tab.until(f"{TOLD.format(3)} === 'a new caption, not saved yet'")
     assert tab.run("document.querySelector('#clip-3 textarea').value") == "Who? k/c.mp4"
     assert not (tmp_path / "k" / "c.txt").exists()
+    tab.run("document.querySelector('#clip-3 .tools input').value = 'When?'")
+    tab.run("document.querySelector('#clip-3 [data-do=again]').click()")
+    tab.until("document.querySelector('#clip-3 textarea').value === 'When? k/c.mp4'")  # nobody has edited it
+    kept = f"{TOLD.format(3)}.startsWith('your unsaved text is kept')"
+    click = "document.querySelector('#clip-3 [data-do=again]').click()"
+    typed = "document.querySelector('#clip-3 textarea').value = 'typed'"
+    for order in (f"{click}; {typed}", f"{typed}; {click}"):
+        tab.run(order)
+        tab.until(kept)
+        assert tab.run("document.querySelector('#clip-3 textarea').value") == "typed"
+        assert tab.run("document.querySelector('#clip-3 pre').textContent") == "When? k/c.mp4"
+        tab.run(f"{TOLD.format(3).removesuffix('.textContent')}.textContent = ''")
     tab.run("(one => { one.preload = 'auto'; one.currentTime = 1; })(document.querySelector('#clip-1 video'))")
     tab.until("(one => one.currentTime === 1 && one.readyState > 1 && !one.seeking)(document.querySelector('video'))")
     tab.run("document.getElementById('clip-4').scrollIntoView()")

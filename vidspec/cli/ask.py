@@ -73,10 +73,12 @@ def _open_session(
     from vidspec.cli.session import DialogueSession, dialogue_page
     from vidspec.config.user_config import read_config
     from vidspec.decoding.default_profile import resolve_profile
+    from vidspec.runs.inputs import require_file
     from vidspec.runs.local import readers_for
     from vidspec.runs.planning import require_devices
     from vidspec.runs.run_settings import clip_range, job_config, profile_keys
 
+    require_file(clip)
     if spec.report is not None:
         from vidspec.display.pages.page import check_page
 

@@ -27,6 +27,7 @@ __all__ = [
     "expand_shards",
     "is_shard",
     "matches_any",
+    "require_file",
 ]
 
 #: Maximum bytes of a list or a manifest: some ten million clips.
@@ -151,6 +152,17 @@ def _file_key(path: str, *, links: bool) -> str:
     return os.path.join(os.path.realpath(folder), name)
 
 
+def require_file(path: str) -> None:
+    """Refuse a path that the user gave directly and that does not exist.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if not os.path.lexists(path):
+        fetched = "only .tar and .parquet files are read from URLs; download it first"
+        raise UsageError(f"{path}: there is no such file", hint=fetched if is_url(path) else "check the path")
+
+
 def drop_missing(listing: InputListing, named: Sequence[str]) -> None:
     """Move missing clips of lists and manifests, and shards that are special files, to ``listing.unreadable``.
 
@@ -163,12 +175,7 @@ def drop_missing(listing: InputListing, named: Sequence[str]) -> None:
     missing = [job for job in local if not os.path.lexists(job.path)]
     for job in missing:
         if job.path in named:
-            hint = (
-                "only .tar and .parquet files are read from URLs; download it first"
-                if is_url(job.path)
-                else "check the path"
-            )
-            raise UsageError(f"{job.path}: there is no such file", hint=hint)
+            require_file(job.path)
         listing.unreadable.append(f"{job.path}: there is no such file")
     special = [job for job in local if is_shard(job.path) and _is_special(job.path)]
     listing.unreadable += [f"{job.path}: is a pipe, a socket or a device, not a file" for job in special]

@@ -15,13 +15,13 @@ from vidspec.bounds import LONGEST_PROMPT
 from vidspec.display.pages.review import ReviewRow
 from vidspec.errors import OutputError, UsageError
 from vidspec.escaping import one_line
-from vidspec.events.record import Caption, RecordDict
+from vidspec.events.record import Caption, RecordDict, checking_records
 from vidspec.files import decode_text, encode_line, read_whole, write_whole
 from vidspec.runs.inputs import is_shard
 from vidspec.runs.job import Job
 from vidspec.runs.planning import RunPlan
 from vidspec.runs.renderers import in_order, make_folder
-from vidspec.runs.store.file_states import KnownFiles
+from vidspec.runs.store.file_states import ChangedFiles, FileMarks, KnownFiles
 from vidspec.runs.store.journal import Journal, JournalEntry, lock_file
 from vidspec.runs.store.records import FileContent, clip_id, content_of, record_of
 from vidspec.runs.store.sidecars import JournalFinder, SidecarNames
@@ -60,7 +60,7 @@ class ReviewedClip:
         state: of the file.
         text: its text without blanks around it; None if it cannot be shown.
         version: hash of its bytes; empty if there is none.
-        trouble: reason why it cannot be shown.
+        trouble: reason why it, or the record, cannot be shown.
         record: the record that a run wrote the file from, if it is known.
     """
 
@@ -118,6 +118,8 @@ class CaptionFiles:
         self.jobs: Sequence[Job] = planned.entries
         self._how, self._settings = planned.how, planned.settings
         self._saving = threading.Lock()
+        self._marks = ChangedFiles(FileMarks.read)
+        self._journals = ChangedFiles(lambda path: Journal(path, read_only=True))
 
     def prompt(self, job: Job) -> str:
         """Return the prompt that the run asks about a clip."""
@@ -132,15 +134,14 @@ class CaptionFiles:
         record = record_of(replace(job, result=caption), self._settings, FileContent(None, None))
         return (self._names.form.document([record]) or "").strip()
 
-    def read(self, jobs: Sequence[Job] | None = None) -> Iterator[ReviewedClip]:
-        """Yield clips, all by default, with their files as they are now."""
-        known, find = KnownFiles(), JournalFinder(self._names)
-        journals: dict[Path, Journal] = {}
-        for job in self.jobs if jobs is None else jobs:
-            path = find(job)
-            if path not in journals:
-                journals[path] = Journal(path, read_only=True)
-            yield self._read(job, known, journals[path])
+    def read(self) -> Iterator[ReviewedClip]:
+        """Yield all clips with their files as they are now."""
+        known, find = KnownFiles(self._marks), self._finder()
+        for job in self.jobs:
+            yield self._read(job, known, self._journals(find(job)))
+
+    def _finder(self) -> JournalFinder:
+        return JournalFinder(self._names, read=self._marks)
 
     def _read(self, job: Job, known: KnownFiles, journal: Journal) -> ReviewedClip:
         file = self._names.path(job)
@@ -160,7 +161,13 @@ class CaptionFiles:
         earlier = [one.sha256 for one in journal.index.marks.of(file) if one is not mark]
         if found == "written" and (version in earlier or not all(_is_of(entry, job) for entry in entries)):
             state = "superseded"
-        return ReviewedClip(job, file, state, text, version, trouble, _record_of_file(entries))
+        record = None
+        try:
+            with checking_records("review"):
+                record = _record_of_file(entries)
+        except UsageError as error:
+            trouble = trouble or error.message
+        return ReviewedClip(job, file, state, text, version, trouble, record)
 
     def save(self, job: Job, text: str, version: str) -> ReviewedClip:
         """Write a text of a person into a clip's file and return that; no later run overwrites it unasked.
@@ -179,7 +186,8 @@ class CaptionFiles:
         if len(encode_line(text)) >= LONGEST_PROMPT:
             raise UsageError(f"{file}: a caption may have at most {LONGEST_PROMPT >> 20} MiB")
         with self._saving, self._no_run(job):
-            (now,) = self.read([job])
+            known, journal = KnownFiles(self._marks), self._journals(self._finder()(job))
+            now = self._read(job, known, journal)
             if now.text is None:
                 raise UsageError(f"{now.trouble}, and was not replaced")
             if now.version != version:
@@ -187,15 +195,14 @@ class CaptionFiles:
             make_folder(file.parent)
             for ending in _ENDINGS:
                 write_whole(file, text + ending)
-                if KnownFiles().state(file) in ("edited", "foreign"):
+                if known.state(file) in ("edited", "foreign"):
                     break
-            (now,) = self.read([job])
-            return now
+            return self._read(job, known, journal)
 
     @contextmanager
     def _no_run(self, job: Job) -> Iterator[None]:
         """Lock the journals of a clip's folder: a run that writes a file meanwhile would not see it edited."""
-        own = JournalFinder(self._names)(job)
+        own = self._finder()(job)
         make_folder(own.parent)
         with ExitStack() as stack:
             for path in sorted({own, *own.parent.glob(".vidspec*.jsonl")}):

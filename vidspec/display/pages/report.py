@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from vidspec.display.pages.timeline import from_chrome
 from vidspec.display.state import ClipStates
 from vidspec.errors import UsageError, VidspecError
 from vidspec.escaping import one_line
-from vidspec.events.record import Caption, checking_records
+from vidspec.events.record import Caption, checking_records, failed_caption
 from vidspec.events.trace import Span
 from vidspec.files import read_whole, write_whole
 
@@ -167,20 +168,52 @@ def read_trace(file: Path) -> dict[str, list[list[Span]]]:
 def write_finished(
     file: Path, records: Sequence[RecordMapping], traces: Mapping[str, Sequence[Sequence[Span]]], title: str
 ) -> list[VidspecError]:
-    """Write the page of ``records``; return errors of drawing frames.
+    """Write the page of ``records``; return errors of drawing frames, and of records that only name their clip there.
 
     Traces are matched to records in order if a path has as many traces as records.
 
     Raises:
-        UsageError: a record is not one that vidspec writes.
+        UsageError: no record is one that vidspec writes.
         OutputError: it cannot be written.
     """
-    from jinja2 import UndefinedError
 
-    with checking_records("report on", UndefinedError):
-        folder, clips = _collect_clips(records, traces)
+    def write_page(shown: Sequence[RecordMapping]) -> list[VidspecError]:
+        folder, clips = _collect_clips(shown, traces)
         damaged = any((clip.record.get("video") or {}).get("damage") for clip in clips)
         return write(file, folder, clips, title, allow_damaged=damaged)
+
+    try:
+        with _reporting():
+            return write_page(records)
+    except UsageError:
+        odd = {number: error for number, one in enumerate(records) if (error := _odd(one)) is not None}
+        if not odd or len(odd) == len(records):
+            raise
+        known = [
+            failed_caption(one_line(str(one.get("path"))), odd[number]).to_dict() if number in odd else one
+            for number, one in enumerate(records)
+        ]
+        with _reporting():
+            return [*odd.values(), *write_page(known)]
+
+
+def _reporting() -> AbstractContextManager[None]:
+    from jinja2 import UndefinedError
+
+    return checking_records("report on", UndefinedError)
+
+
+def _odd(record: RecordMapping) -> UsageError | None:
+    """Return the error of showing a record whose values have other types than ours; None if it can be shown."""
+    try:
+        with _reporting():
+            folder, clips = _collect_clips([record], {})
+            folder.sections({}, ())
+            for clip in clips:
+                clip_sections(clip)
+    except UsageError as error:
+        return UsageError(f"{one_line(str(record.get('path')))}: {error.message}")
+    return None
 
 
 def _collect_clips(

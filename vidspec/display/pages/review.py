@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from vidspec.display.pages import words
 from vidspec.display.pages.folder import FASTER, FIGURES, MAX_ROWS, folder_row
 from vidspec.display.pages.page import Page, RecordMapping, section
+from vidspec.errors import UsageError
+from vidspec.escaping import one_line
+from vidspec.events.record import checking_records
 from vidspec.files import write_whole
 from vidspec.video.image import IMAGES
 
@@ -31,10 +35,11 @@ class ReviewRow:
         name: path of the clip.
         file: path of its caption file.
         state: of the file.
-        text: the caption; None if it cannot be shown, for a reason in ``trouble``.
+        text: the caption; None if it cannot be shown.
         version: of the file, by which a save notices that it has changed.
         source: address of the video, seen from the page.
         prompt: the question about the clip.
+        trouble: reason why the caption or the record cannot be shown.
         record: measurements of the caption, if they are known.
         listed: a caption that is shown in the place of a missing file.
     """
@@ -56,12 +61,12 @@ class ReviewRow:
         """True if a browser shows the clip as a picture, moving or not, rather than as a video."""
         return Path(self.name).suffix.lower().lstrip(".") in {*IMAGES, "gif"}
 
-    @property
+    @cached_property
     def other_texts(self) -> Sequence[tuple[str, str]]:
         """Names and texts beside the caption that a run recorded."""
         return () if self.record is None else folder_row(self.number, self.record).other_texts
 
-    @property
+    @cached_property
     def facts(self) -> Sequence[tuple[str, str]]:
         """Name and value of the file, and of what is known of the caption that a run wrote."""
         if self.record is None:
@@ -78,6 +83,16 @@ class ReviewRow:
         return [(name, value) for name, value in several if value not in ("", "-")]
 
 
+def _readable(row: ReviewRow) -> ReviewRow:
+    """Return a row, without its record if that has values of other types than a run writes."""
+    try:
+        with checking_records("review"):
+            _ = row.facts, row.other_texts
+    except UsageError as error:
+        return replace(row, record=None, trouble=one_line(error.message))
+    return row
+
+
 def render_review(rows: Sequence[ReviewRow], states: Mapping[str, str], title: str, *, live: bool) -> str:
     """Return the page.
 
@@ -88,10 +103,11 @@ def render_review(rows: Sequence[ReviewRow], states: Mapping[str, str], title: s
         live: True if a server answers the page, which then can save and caption again.
     """
     counts = Counter(row.state for row in rows)
+    shown = [_readable(row) for row in rows[:MAX_ROWS]]
     met = {state: (counts[state], meaning) for state, meaning in states.items() if counts[state]}
     left_out = words.without_row(max(0, len(rows) - MAX_ROWS))
     lead = section("review_lead", states=met, live=live)
-    clips = section("review", rows=rows[:MAX_ROWS], left_out=left_out, states=met, meanings=states, live=live)
+    clips = section("review", rows=shown, left_out=left_out, states=met, meanings=states, live=live)
     return Page(title, [clips], lead, script="review.js", policy="" if live else BESIDE).render()
 
 

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from vidspec.escaping import json_text
 from vidspec.files import encode_line
 
 __all__ = [
+    "ChangedFiles",
     "FileMark",
     "FileMarks",
     "FileState",
@@ -60,6 +61,7 @@ class FileMarks:
     def __init__(self, journal: Path) -> None:
         self.journal = journal
         self._marks: dict[str, list[FileMark]] = {}
+        self._folders: set[str] = set()
 
     @classmethod
     def read(cls, journal: Path) -> FileMarks:
@@ -78,6 +80,7 @@ class FileMarks:
     def add(self, mark: FileMark) -> None:
         """Add a mark, the last of its file."""
         self._marks[mark.file] = [*self._marks.get(mark.file, ())[-1:], mark]
+        self._folders.add(os.path.dirname(mark.file))
 
     def of(self, path: Path) -> Sequence[FileMark]:
         """Return the marks of a file."""
@@ -94,7 +97,7 @@ class FileMarks:
     @property
     def folders(self) -> set[str]:
         """Folders of the marked files."""
-        return {os.path.realpath(self.journal.parent / os.path.dirname(file)) for file in self._marks}
+        return {os.path.realpath(self.journal.parent / folder) for folder in self._folders}
 
 
 def is_mark(line: bytes) -> bool:
@@ -166,22 +169,52 @@ def file_state(
     return "edited" if found else "foreign"
 
 
+Content = TypeVar("Content")
+
+
+class ChangedFiles(Generic[Content]):
+    """Contents of files, each read again only after its file has changed. Threads may share it.
+
+    Args:
+        read: reads a file, which may be missing.
+    """
+
+    def __init__(self, read: Callable[[Path], Content]) -> None:
+        self._read = read
+        self._known: dict[Path, tuple[tuple[int, ...] | None, Content]] = {}
+
+    def __call__(self, path: Path) -> Content:
+        """Return the content of a file as it is now; raises as ``read`` does."""
+        now = None
+        with suppress(OSError):
+            status = path.stat()
+            now = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        known = self._known.get(path)
+        if known is None or known[0] != now:
+            known = self._known[path] = (now, self._read(path))
+        return known[1]
+
+
 class KnownFiles:
     """States of files for commands beside a run, by their own journals and those of their folders and above.
 
     Each folder is searched once, and of each journal there only the marks are read.
+
+    Args:
+        read: returns the marks of a journal.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, read: Callable[[Path], FileMarks] = FileMarks.read) -> None:
+        self._read = read
         self._known: dict[Path, list[FileMarks]] = {}  # by folder
 
     def state(self, path: Path, appended: AppendedBytes = _nothing) -> FileState:
         """Return the state of a file, see :func:`file_state`."""
         folder = Path(os.path.realpath(path.parent))
         known = chain.from_iterable(map(self._of_folder, (folder, *folder.parents)))
-        return file_state(path, chain([FileMarks.read(hidden_journal(path))], known), appended)
+        return file_state(path, chain([self._read(hidden_journal(path))], known), appended)
 
     def _of_folder(self, folder: Path) -> list[FileMarks]:
         if folder not in self._known:
-            self._known[folder] = [*map(FileMarks.read, sorted(folder.glob(".vidspec*.jsonl")))]
+            self._known[folder] = [*map(self._read, sorted(folder.glob(".vidspec*.jsonl")))]
         return self._known[folder]

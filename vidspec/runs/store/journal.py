@@ -35,6 +35,10 @@ __all__ = [
 ]
 
 
+#: Types of the keys of a record's ``job`` that place it among others; None is allowed.
+_JOB_TYPES = {"size": int, "mtime_ns": int, "sha256": str, "segment": int, "segments": int, "existing": str}
+
+
 class Journal:
     """Journal of records.
 
@@ -315,8 +319,10 @@ def parse_record(line: bytes) -> RecordDict | None:
     if not isinstance(value, dict):
         return None
     job = value.get("job")
-    identified = isinstance(job, dict) and isinstance(job.get("clip"), str) and isinstance(job.get("settings"), str)
-    return value if identified else None
+    if not isinstance(job, dict) or not all(isinstance(job.get(key), str) for key in ("clip", "settings")):
+        return None
+    known = (job[key] is None or isinstance(job[key], kind) for key, kind in _JOB_TYPES.items() if key in job)
+    return value if all(known) else None
 
 
 def lock_file(path: Path, shown: Path) -> FileLock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from vidspec.errors import UsageError
@@ -94,10 +94,13 @@ class JournalFinder:
     Args:
         names: names of the files.
         label: label of the shard.
+        read: returns the marks of a journal.
     """
 
-    def __init__(self, names: SidecarNames, label: str = "") -> None:
-        self.names, self._file = names, f".vidspec{label}.jsonl"
+    def __init__(
+        self, names: SidecarNames, label: str = "", read: Callable[[Path], FileMarks] = FileMarks.read
+    ) -> None:
+        self.names, self._file, self._read = names, f".vidspec{label}.jsonl", read
         self._marked: dict[Path, set[str]] = {}  # folders by journal
         self._journal_paths: dict[tuple[str, str], Path] = {}  # by the folders of the file and of the user
 
@@ -117,7 +120,7 @@ class JournalFinder:
     def _folders(self, journal: Path) -> set[str]:
         if journal not in self._marked:
             usable = os.access(journal, os.R_OK | os.W_OK) and os.access(journal.parent, os.W_OK)
-            self._marked[journal] = FileMarks.read(journal).folders if usable else set()
+            self._marked[journal] = self._read(journal).folders if usable else set()
         return self._marked[journal]
 
 

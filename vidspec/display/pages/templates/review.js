@@ -13,6 +13,7 @@ const go = (by) => {
   next.scrollIntoView({ block: "nearest" });
 };
 const saved = new Map(clips.map((clip) => [clip, box(clip)?.value]));
+const offered = new Map(); // captions that "Again" put into boxes
 const mark = (clip) => clip.classList.toggle("unsaved", box(clip)?.value !== saved.get(clip));
 const show = (clip, now) => {
   clip.dataset.state = now.state;
@@ -28,8 +29,14 @@ const work = { save: async (clip, post) => {
   show(clip, now);
   return "saved";
 }, again: async (clip, post) => {
+  const before = box(clip).value, typed = before !== saved.get(clip) && before !== offered.get(clip);
   const { text } = await post("again", { prompt: clip.querySelector(".tools input").value });
+  if (typed || box(clip).value !== before) {
+    clip.querySelector("pre").textContent = text;
+    return "your unsaved text is kept; the new caption is below it";
+  }
   box(clip).value = text;
+  offered.set(clip, text);
   return "a new caption, not saved yet";
 } };
 const run = async (clip, name) => {

@@ -268,11 +268,9 @@ def test_a_page_does_not_show_a_question_that_was_given_up(session, tmp_path):
     assert "What moves?" in page and "Stop?" not in page
 
 
-def test_a_clip_that_does_not_exist_is_refused_as_caption_refuses_it(piped, vidspec):
+def test_a_clip_that_does_not_exist_is_refused_as_caption_refuses_it(piped):
     ran = piped("One?\n", "nope.mp4")
     assert (ran.code, ran.err) == (2, "error: nope.mp4: there is no such file (check the path)\n")
-    caption = vidspec("caption", "nope.mp4")
-    assert (ran.code, ran.err) == (caption.code, caption.err)
     assert not FakeCaptioner.made
 
 

@@ -160,15 +160,24 @@ class Profile(Section):
     def token_for_token(self) -> bool:
         """True if the text equals plain decoding's token for token, not only in distribution.
 
-        Greedy texts always do. Sampled texts do if every emitted token takes one draw of the same generator: without a
-        draft, and if the draft tokens are greedy, as in trees, in the parallel schedule, with ``gamma`` auto, and for
-        drafters that do not sample. A sampled chain is verified by rejection sampling, which takes other draws for the
-        same distribution.
+        Greedy texts always do. Sampled texts do if every emitted token takes one draw of the clip's generator: without
+        a draft, and if the draft tokens are greedy (:attr:`samples_drafts`). A sampled chain is verified by rejection
+        sampling, which takes other draws for the same distribution.
         """
         if self.generate.temperature == 0 or self.drafter is None:
             return True
-        greedy = self.draft.topology != "chain" or self.draft.gamma == "auto" or self.concurrent
-        return (greedy or not self.drafter.draws) and self.rule.lossless
+        return not self.samples_drafts and self.rule.lossless
+
+    @property
+    def samples_drafts(self) -> bool:
+        """True if drafted tokens are sampled as the target's are, with numbers of the clip's generator.
+
+        Not if they are chosen greedily: in trees, in the parallel schedule, by drafters that do not sample, and with
+        ``gamma`` auto, where measured times would decide which random numbers a token gets.
+        """
+        if self.generate.temperature == 0 or self.drafter is None or not self.drafter.draws:
+            return False
+        return self.draft.topology == "chain" and self.draft.gamma != "auto" and not self.concurrent
 
     @model_validator(mode="after")
     def _add_listed_draft(self) -> Profile:

@@ -193,13 +193,12 @@ def prefill(sequence: Sequence) -> Steps[bool]:
 
 def _draft_context(sequence: Sequence, prompt: TargetPrompt) -> DraftContext:
     setup = sequence.setup
-    # A window size that depends on times must not decide which random numbers a token gets.
-    draws = setup.drafter is not None and setup.drafter.draws and setup.profile.draft.gamma != "auto"
+    draws = setup.profile.samples_drafts
     return DraftContext(
         profile=setup.profile,
         request=sequence.job,
         sampling=setup.sampling if draws else GREEDY,
-        rng=sequence.rng,
+        rng=sequence.rng if draws else torch.Generator(),
         room=setup.room,
         trace=sequence.trace,
         tokens=len(prompt.prefix.visual),

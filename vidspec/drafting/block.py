@@ -184,8 +184,8 @@ class BlockDrafter(Drafter):
         assert self.history is not None
         head = self.engine.model
         tokens, probs, probabilities = list[int](), list[torch.Tensor](), list[float]()
-        uniforms = self._uniforms.ahead(len(logits))
-        for row, state, uniform in zip(logits.split(1), hidden.split(1), uniforms, strict=True):
+        uniforms = [] if self.sampling.greedy else self._uniforms.ahead(len(logits))
+        for at, (row, state) in enumerate(zip(logits.split(1), hidden.split(1), strict=True)):
             changed = self.history.changes_for_paths([tokens])(row)
             if head.candidates:
                 pairs = _Pairs.of(head, [self._last, *tokens][-1], changed, state)
@@ -195,7 +195,7 @@ class BlockDrafter(Drafter):
                 probabilities.append(float(probability))
             else:
                 probs.append(self.sampling.distribution(changed))
-                number = on_device([uniform], changed.device)
+                number = on_device(uniforms[at : at + 1], changed.device)
                 token = choose_tokens(probs[-1], number, torch.zeros(1, dtype=torch.long, device=changed.device), None)
             tokens.append(int(token))
         if not probs:

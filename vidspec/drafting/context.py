@@ -42,7 +42,7 @@ class DraftContext:
         profile: settings.
         request: the clip and its prompt.
         sampling: how drafted tokens are chosen.
-        rng: CPU generator.
+        rng: CPU generator; the clip's own, which emitted tokens take numbers of, only if drafted tokens are sampled.
         room: cache entries needed after the prompt: max_new_tokens and one window.
         trace: times work in the draft's lane.
         tokens: N, the target's visual tokens; None if not known (yet).

@@ -263,7 +263,9 @@ def test_the_journal_stays_small(vidspec):
         vidspec("caption", "k", "--format", "txt", "--template", template)
     lines = Path("k/.vidspec.jsonl").read_text().splitlines()
     marks = [json.loads(line) for line in lines if line.startswith('{"file": ')]
-    assert len(lines) - len(marks) == 12 and len(marks) == 6 and lines[-6:] == [json.dumps(one) for one in marks]
+    runs = [json.loads(line)["spec"]["template"] for line in lines[:4] if line.startswith('{"run": ')]
+    assert runs == ["1 {caption}", "2 {caption}", "3 {caption}", "4 {caption}"], "each once, before its records"
+    assert len(lines) - len(marks) == 16 and len(marks) == 6 and lines[-6:] == [json.dumps(one) for one in marks]
     assert {one["file"] for one in marks} == {f"{name}/good.txt" for name in "abc"}
 
 

@@ -26,7 +26,8 @@ def captioned():
 
 
 def journals():
-    return sorted(path.name for path in Path().rglob(".*.jsonl"))
+    """Hidden files with records; the one beside a JSONL describes its runs only."""
+    return sorted(path.name for path in Path().rglob(".*.jsonl") if '"caption": ' in path.read_text())
 
 
 def test_there_is_one_journal_and_the_lines_are_those_of_a_run_in_one_format(vidspec):

@@ -5,8 +5,10 @@ import pytest
 
 from vidspec.errors import OutputError, UsageError
 from vidspec.runs.job import Job
+from vidspec.runs.store.file_states import hidden_journal
 from vidspec.runs.store.journal import Journal
 from vidspec.runs.store.records import FileContent, clip_id
+from vidspec.runs.store.run_lines import CaptionRun, RunLines
 
 
 def names(path):
@@ -183,3 +185,56 @@ def test_a_complete_run_without_records_leaves_an_empty_file(tmp_path):
     Journal(tmp_path / "a.jsonl").close(complete=False)
     Journal(tmp_path / "b.jsonl").close(complete=True)
     assert not (tmp_path / "a.jsonl").exists() and (tmp_path / "b.jsonl").read_bytes() == b""
+
+
+def described(**fields):
+    return CaptionRun({"format": "txt", **fields}, {"name": "ar"})
+
+
+@pytest.mark.parametrize("visible", [False, True])
+def test_a_run_is_described_once_and_found_by_the_settings_of_its_records(tmp_path, recorded, visible):
+    """In the journal itself, or in the hidden file beside one that users see, which holds records only."""
+    path = tmp_path / "out.jsonl"
+    one, two = recorded("a.mp4"), recorded("b.mp4")
+    two["job"]["settings"] = "0" * 12
+    for _ in range(2):
+        journal = Journal(path, visible=visible)
+        for record in (one, two):
+            journal.describe(record["job"]["settings"], described())
+            journal.append(record)
+        journal.compact([])
+        journal.close()
+    file = hidden_journal(path) if visible else path
+    lines = [json.loads(line) for line in file.read_text().splitlines() if line.startswith('{"run": ')]
+    settings = one["job"]["settings"]
+    run = {"spec": {"format": "txt"}, "profile": {"name": "ar"}}
+    assert lines == [{"run": settings, **run}, {"run": "0" * 12, "of": settings}]
+    records = [json.loads(line)["path"] for line in path.read_text().splitlines() if line.startswith('{"path": ')]
+    assert records == ["a.mp4", "b.mp4"] and ('{"run": ' in path.read_text()) != visible
+    read = Journal(path, visible=visible, read_only=True)
+    assert read.runs.of("0" * 12) == read.runs.of(settings) == described() and read.runs.of("1") is None
+    if visible:
+        file.unlink()
+        assert [one["path"] for one in Journal(path, visible=True).records()] == ["a.mp4", "b.mp4"]
+
+
+def test_descriptions_of_records_that_are_gone_leave_with_them(tmp_path, recorded):
+    path = tmp_path / ".vidspec.jsonl"
+    journal = Journal(path)
+    journal.describe("unused", described(template="v1 {caption}"))
+    record = recorded("a.mp4")
+    journal.describe(record["job"]["settings"], described(template="v2 {caption}"))
+    journal.append(record)
+    journal.compact([])
+    journal.close()
+    read = Journal(path, read_only=True)
+    assert "unused" not in read.runs and read.runs.of(record["job"]["settings"]).spec["template"] == "v2 {caption}"
+
+
+def test_a_torn_description_beside_a_journal_costs_nothing(tmp_path, recorded):
+    path = tmp_path / "out.jsonl"
+    hidden_journal(path).write_text('{"run": "1", "spec": {')
+    journal = Journal(path, visible=True)
+    journal.describe("2", described())
+    journal.close()
+    assert RunLines.read(hidden_journal(path)).of("2") == described()

@@ -14,7 +14,7 @@ from vidspec.events.record import RecordDict
 from vidspec.files import back_up, backup_of, encode_line, read_text, write_whole
 from vidspec.runs.job import Job
 from vidspec.runs.renderers import ONE_CLIP, PendingFile, Renderer, in_order, make_folder
-from vidspec.runs.store.file_states import FileState, file_state
+from vidspec.runs.store.file_states import FileState, MarkedCaption, file_state
 from vidspec.runs.store.journal import Journal, unwritable_error
 from vidspec.runs.store.records import clip_id
 from vidspec.runs.store.sidecars import SidecarNames
@@ -182,8 +182,9 @@ class ClipFiles(Renderer):
 
     def _mark(self, job: Job, path: Path, size: int, sha256: str, settings: str, form: str) -> None:
         """Mark a file that is about to be written."""
+        caption: MarkedCaption = {"settings": settings, "format": form, "clip": clip_id(job), "segment": job.segment}
         with self.store.journals.losing(job):
-            self.store.journals.of(job).mark(path, size, sha256, settings, form)
+            self.store.journals.of(job).mark(path, size, sha256, **caption)
 
     def finish(self, *, complete: bool) -> list[str]:
         notes = []

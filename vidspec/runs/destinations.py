@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vidspec.runs.renderers import Renderer
     from vidspec.runs.run_store import RunStore
     from vidspec.runs.shards import Shard
+    from vidspec.runs.store.run_lines import CaptionRun
     from vidspec.runs.store.sidecars import SegmentNames, SidecarNames
 
 __all__ = [
@@ -274,6 +275,7 @@ def open_store(
     shard: Shard | None,
     config: JobConfig,
     *,
+    run: CaptionRun,
     read_only: bool,
 ) -> RunStore:
     """Open the destinations before any model is loaded; unless ``read_only``, lock and repair them, and open streams.
@@ -287,7 +289,7 @@ def open_store(
     shown = [_renderer(spec, place, entries, config, read_only=read_only) for place in destinations]
     shown = [one for one in shown if not (read_only and isinstance(one, Stream))]
     label = shard.label if shard else ""
-    return RunStore(shown, entries, label=label, overwrite=spec.overwrite, read_only=read_only)
+    return RunStore(shown, entries, label=label, overwrite=spec.overwrite, read_only=read_only, run=run)
 
 
 def _renderer(

@@ -24,6 +24,7 @@ from vidspec.files import encode_line
 from vidspec.runs.formats.base import SECOND_TEXTS, OutputFormat, PartFormat, make_format
 from vidspec.runs.store.file_states import FileMarks, is_mark
 from vidspec.runs.store.journal import parse_record
+from vidspec.runs.store.run_lines import is_run_line
 
 __all__ = ["MergedRecords", "is_part", "merge_records", "read_document", "render_records"]
 
@@ -234,7 +235,7 @@ def _iter_records(path: Path, merged: MergedRecords) -> Iterator[tuple[int, int,
                 record = parse_record(text)
                 if record is not None:
                     yield len(merged.sources) - 1, at, len(text), record
-                elif is_mark(text):
+                elif is_mark(text) or is_run_line(text):
                     pass
                 elif not text.endswith(b"\n") and not _is_json(text):
                     merged.torn += 1

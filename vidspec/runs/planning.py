@@ -36,6 +36,7 @@ from vidspec.runs.run_settings import (
     timed_text_note,
 )
 from vidspec.runs.shards import save_array, shard_of
+from vidspec.runs.store.run_lines import CaptionRun
 
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
@@ -113,7 +114,10 @@ class RunPlan:
         """
         if not read_only:
             save_array(self.spec, self.sources, self.shard)
-        return open_store(self.spec, self.destinations, self.entries, self.shard, self.how, read_only=read_only)
+        run = CaptionRun.of(self.spec, self.profile)
+        return open_store(
+            self.spec, self.destinations, self.entries, self.shard, self.how, run=run, read_only=read_only
+        )
 
 
 def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = False) -> RunPlan:

@@ -53,13 +53,14 @@ class RunFile(Renderer):
                 self._reject_other_records(journal)
             return
         sources = [journal]
-        if (earlier := hidden_journal(self.path)) != store.journals.path() and earlier.exists():
-            sources.append(Journal(earlier, read_only=True))  # version 0.3.0 kept the records of each file on their own
+        earlier = hidden_journal(self.path)
+        if earlier != store.journals.path() and (old := Journal(earlier, read_only=True)).index.entries:
+            sources.append(old)  # records of a run with fewer formats
         known = {one.index.marks: one for one in sources}
         state = file_state(self.path, known, lambda marks, mark: appended_lines(known[marks], mark, self.form))
         self._replaceable = not store.overwrite and state in ("free", "written")
         if not (self._replaceable or store.overwrite):
-            file = Journal(self.path, read_only=True) if self.form.is_journal else None
+            file = Journal(self.path, visible=True, read_only=True) if self.form.is_journal else None
             if file is None or file.foreign:
                 raise self._refusal(state)
             self._replaceable = not self._adopt(file)
@@ -75,7 +76,7 @@ class RunFile(Renderer):
         Captions that differ count if they come from the file itself.
         """
         if not self.store.read_only:
-            return self.store.journals.adopt(source.records(), edits=source.shown == self.path)
+            return self.store.journals.adopt(source.records(), runs=source.runs, edits=source.shown == self.path)
         index = self.store.journals.of().index
         for entry in [one for one in source.index.current() if not index.parts(one.clip, one.settings)]:
             index.add(source, entry.offset, entry.length, entry.record())

@@ -14,6 +14,7 @@ from vidspec.runs.renderers import ONE_CLIP, make_folder
 from vidspec.runs.store.journal import Journal
 from vidspec.runs.store.journal_index import JournalEntry
 from vidspec.runs.store.records import FileContent, clip_id
+from vidspec.runs.store.run_lines import RunLines
 
 __all__ = ["RunJournals", "collecting"]
 
@@ -103,12 +104,20 @@ class RunJournals:
         """True if a journal cannot be written any more."""
         return bool(self._lost)
 
-    def adopt(self, records: Iterable[RecordDict], job: Job | None = None, *, edits: bool = False) -> bool:
+    def adopt(
+        self,
+        records: Iterable[RecordDict],
+        job: Job | None = None,
+        *,
+        runs: RunLines | None = None,
+        edits: bool = False,
+    ) -> bool:
         """Copy to a journal what it lacks; return True if a caption differs, or has no measurements but needs them.
 
         Args:
             records: those of a file or an earlier journal.
             job: clip or shard of the journal; None for the run's.
+            runs: descriptions of their runs.
             edits: captions that differ are edits, and count.
         """
         journal, differ = self.of(job), False
@@ -129,6 +138,8 @@ class RunJournals:
                 if self._measured and "timings" not in record:
                     differ |= record["caption"] is not None
                 else:
+                    if runs is not None and (run := runs.of(clip[1])) is not None:
+                        journal.describe(clip[1], run)
                     journal.append(record)
         return differ
 

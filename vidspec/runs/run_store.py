@@ -22,6 +22,7 @@ from vidspec.runs.store.file_states import FileMarks, hidden_journal
 from vidspec.runs.store.journal import lock_file
 from vidspec.runs.store.journal_index import JournalEntry
 from vidspec.runs.store.records import clip_id, lean_record
+from vidspec.runs.store.run_lines import CaptionRun
 from vidspec.runs.store.sidecars import JournalFinder
 from vidspec.runs.writers import Stream
 
@@ -37,6 +38,7 @@ class RunStore:
         label: label of the shard of the run.
         overwrite: start over; earlier files are kept as ``NAME~``.
         read_only: lock and write nothing, also while another run writes.
+        run: description of the run, for its journals.
 
     Raises:
         UsageError: a file is there that may not be replaced, another run is writing it, or no journal can be written.
@@ -50,8 +52,10 @@ class RunStore:
         label: str = "",
         overwrite: bool = False,
         read_only: bool = False,
+        run: CaptionRun | None = None,
     ) -> None:
         self.renderers, self.overwrite, self.read_only = tuple(renderers), overwrite, read_only
+        self._run = run
         files = [one for one in self.renderers if isinstance(one, RunFile)]
         find = _journal_place(self.renderers, label)
         self._file_journal = find(None) if find is not None and files else None
@@ -131,7 +135,10 @@ class RunStore:
             one.prepare(job, record)
         if self.journals:
             with self.journals.losing(job):
-                self.journals.of(job).append(self._stored(record))
+                journal = self.journals.of(job)
+                if self._run is not None:
+                    journal.describe(record["job"]["settings"], self._run)
+                journal.append(self._stored(record))
         pending = [one.add(job, record) for one in self.renderers]
         return next(filter(None, pending), None)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
 
 from vidspec.escaping import json_text
 from vidspec.files import encode_line
@@ -24,6 +24,7 @@ __all__ = [
     "FileMarks",
     "FileState",
     "KnownFiles",
+    "MarkedCaption",
     "file_state",
     "hidden_journal",
     "is_mark",
@@ -39,7 +40,8 @@ class FileMark(NamedTuple):
     """State of a file as a run wrote it: the ``sha256`` of its first ``size`` bytes.
 
     ``offset`` and ``length`` locate the line in the journal, ``file`` is relative to the journal's folder, ``settings``
-    and ``format`` are those of the records in the file.
+    and ``format`` are those of the records in the file. ``clip`` is set for a file of one clip, and ``segment`` for one
+    of its segments; versions before 0.5.0 set neither.
     """
 
     offset: int
@@ -49,6 +51,17 @@ class FileMark(NamedTuple):
     sha256: str
     settings: str | None = None
     format: str | None = None
+    clip: str | None = None
+    segment: int | None = None
+
+
+class MarkedCaption(TypedDict, total=False):
+    """The optional fields of a :class:`FileMark`."""
+
+    settings: str | None
+    format: str | None
+    clip: str | None
+    segment: int | None
 
 
 class FileMarks:
@@ -94,6 +107,10 @@ class FileMarks:
         """Return the name of a file in marks: relative to the journal's folder."""
         return os.path.relpath(os.path.join(os.path.realpath(path.parent), path.name), self.journal.parent)
 
+    def path(self, mark: FileMark) -> Path:
+        """Return the path of a marked file."""
+        return self.journal.parent / mark.file
+
     @property
     def folders(self) -> set[str]:
         """Folders of the marked files."""
@@ -121,6 +138,7 @@ def parsed_mark(line: bytes) -> FileMark | None:
 def mark_line(mark: FileMark) -> bytes:
     """Return a mark as a line of a journal."""
     known = {key: value for key, value in mark._asdict().items() if key not in ("offset", "length")}
+    known = {key: value for key, value in known.items() if value is not None or key not in ("clip", "segment")}
     return encode_line(json_text(known) + "\n")
 
 

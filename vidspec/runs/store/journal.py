@@ -1,7 +1,8 @@
 """Append-only file of records that a run resumes from: one JSON object per line, each line written atomically.
 
 Marks between the records hold the hashes of files written from them: a file with other bytes was edited by someone
-else (``vidspec.runs.store.file_states``).
+else (``vidspec.runs.store.file_states``). Descriptions of the runs that made the records stand before them
+(``vidspec.runs.store.run_lines``).
 
 Each line is appended in one write and flushed to the disk before the run continues. A line torn by a crash is repaired
 on the next open. A lock excludes a second run; a file moved or deleted during the run is detected with the next record.
@@ -16,13 +17,15 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Unpack
 
 from vidspec.errors import OutputError, UsageError
 from vidspec.escaping import json_text
 from vidspec.events.record import RecordDict
 from vidspec.files import FileLock, back_up, backup_of, encode_line, held_file, replacing, write_whole
-from vidspec.runs.store.file_states import FileMark, FileMarks, mark_line, parsed_mark
+from vidspec.runs.store.file_states import FileMark, FileMarks, MarkedCaption, hidden_journal, mark_line, parsed_mark
 from vidspec.runs.store.journal_index import JournalEntry, JournalIndex, is_in_place
+from vidspec.runs.store.run_lines import CaptionRun, RunLines, is_run_line
 
 __all__ = [
     "Journal",
@@ -45,11 +48,13 @@ class Journal:
     Args:
         path: the file; created with the first record, so that a run that fails early leaves nothing.
         overwrite: start over. An earlier file, even one without records, is kept as ``NAME~``; its marks stay known.
-        visible: True if users see the file, so that a caption is not dropped from it without a backup.
+        visible: True if users see the file: a caption is not dropped from it without a backup, and it holds records
+            only, with the descriptions of their runs in the hidden file beside it.
         read_only: no lock, no repair, no new records; also while another run writes.
 
     Attributes:
-        index: the lines that count.
+        index: the records and marks that count.
+        runs: descriptions of the runs that made the records.
         foreign: True if the file holds anything other than records.
         replaced: backup path of an earlier file, or None.
         repaired: bytes of a torn last line that were cut off on opening.
@@ -71,6 +76,7 @@ class Journal:
         self.index, self._size = JournalIndex(FileMarks(self.path)), 0
         self._file: int | None = None
         self._user_visible = visible
+        self.runs = self._no_runs()
         self._lock = None if read_only else lock_file(self.path, path)
         try:
             self.foreign = not self._load()
@@ -80,6 +86,11 @@ class Journal:
         self._needs_backup = self.foreign or overwrite
         if self._needs_backup:
             self.index, self._size = JournalIndex(self.index.marks, self.index.existing), 0
+            self.runs = self._no_runs()
+
+    def _no_runs(self) -> RunLines:
+        """Return the descriptions before the file is read: none, but those beside a file that users see."""
+        return RunLines.read(hidden_journal(self.path)) if self._user_visible else RunLines(self.path)
 
     def records(self) -> Iterator[RecordDict]:
         """Return the current records in file order; raises as :meth:`read` does."""
@@ -119,14 +130,34 @@ class Journal:
         self._index_record(line, record)
         self._check()
 
-    def mark(self, path: Path, size: int, sha256: str, settings: str | None = None, form: str | None = None) -> None:
-        """Record the content a file is about to have. If a power cut loses the mark, the file counts as foreign.
+    def describe(self, settings: str, run: CaptionRun) -> None:
+        """Record how captions with these settings are made, unless that is known; call it before their first record.
+
+        Raises:
+            OutputError: as :meth:`append` does.
+        """
+        if self.read_only or settings in self.runs:
+            return
+        if not self._user_visible:
+            line = self.runs.line(settings, run)
+            self._write(line, sync=False)
+            self._index_run(line)
+            return
+        try:
+            self.runs.append(settings, run)
+        except OSError as error:
+            raise self._failure(error) from None
+
+    def mark(self, path: Path, size: int, sha256: str, **about: Unpack[MarkedCaption]) -> None:
+        """Record the content a file is about to have, and ``about`` which caption it is.
+
+        If a power cut loses the mark, the file counts as foreign.
 
         Raises:
             OutputError: as :meth:`append` does.
         """
         marks = self.index.marks
-        latest, new = marks.latest(path), FileMark(0, 0, marks.name(path), size, sha256, settings, form)
+        latest, new = marks.latest(path), FileMark(0, 0, marks.name(path), size, sha256, **about)
         if latest is not None and latest[2:] == new[2:]:
             return
         line = mark_line(new)
@@ -174,7 +205,7 @@ class Journal:
         if self.gone is not None:
             return
         self._check()
-        lines = self.index.in_order(clips)
+        lines = [*(() if self._user_visible else self.runs.used(self.index.settings)), *self.index.in_order(clips)]
         if is_in_place(lines, self._size):
             return
         try:
@@ -218,6 +249,7 @@ class Journal:
     def _load(self) -> bool:
         """Read and repair the file; False if it holds anything other than records."""
         self.index, self._size = JournalIndex(FileMarks(self.path)), 0
+        self.runs = self._no_runs()
         if not self.path.is_file():  # a device has no records and may have no end
             return True
         bad: list[bytes] = []
@@ -226,6 +258,9 @@ class Journal:
                 ended = line.endswith(b"\n")
                 if ended and (mark := parsed_mark(line)) is not None:
                     self._index_mark(line, mark)
+                    continue
+                if ended and is_run_line(line):
+                    self._index_run(line)
                     continue
                 record = parse_record(line)
                 if record is None and not self._size and (ended or not line.startswith(b"{")):
@@ -260,6 +295,11 @@ class Journal:
     def _index_mark(self, line: bytes, mark: FileMark) -> None:
         """Index the mark in the line at the end of the file."""
         self.index.marks.add(mark._replace(offset=self._size, length=len(line)))
+        self._size += len(line)
+
+    def _index_run(self, line: bytes) -> None:
+        """Index the description of a run in the line at the end of the file."""
+        self.runs.add(line, self._size)
         self._size += len(line)
 
     def _open_file(self) -> int:

@@ -87,6 +87,11 @@ class JournalIndex:
         named = (item for by_settings in self._parts.values() for item in by_settings.items())
         return sum(len(parts) for other, parts in named if other not in settings)
 
+    @property
+    def settings(self) -> set[str]:
+        """Settings of the records that count."""
+        return {settings for by_settings in self._parts.values() for settings in by_settings}
+
     def current(self) -> Iterator[JournalEntry]:
         """Yield the records that count, in file order."""
         return (entry for entry in self.entries if self._is_current(entry))

@@ -1,0 +1,146 @@
+"""Descriptions of runs in a journal: the spec and the profile that made its records, once for each run.
+
+A line ``{"run": SETTINGS, "spec": {...}, "profile": {...}}`` stands before the first record with these ``settings``.
+Other settings of that run, as of clips with prompts of their own, have a line ``{"run": SETTINGS, "of": SETTINGS}``.
+A journal that users see holds records only: its descriptions stand in the hidden file beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from vidspec.escaping import json_text
+from vidspec.files import encode_line
+
+if TYPE_CHECKING:
+    from vidspec.config.run_spec import RunSpec
+    from vidspec.config.schema import Profile
+
+__all__ = ["CaptionRun", "RunLine", "RunLines", "is_run_line"]
+
+#: Beginning of a line; no record begins like this.
+_RUN = b'{"run": '
+#: Fields of a spec that name clips: a record has its own, and there may be a million.
+_INPUTS = {"paths", "from_file", "manifest"}
+
+
+@dataclass(frozen=True)
+class CaptionRun:
+    """How captions were made: the fields of the run's spec that were given, without its inputs, and the profile."""
+
+    spec: Mapping[str, object]
+    profile: Mapping[str, object]
+
+    @classmethod
+    def of(cls, spec: RunSpec, profile: Profile) -> CaptionRun:
+        """Return the description of a run, as JSON-ready values."""
+        given = spec.model_dump(mode="json", exclude=_INPUTS, exclude_defaults=True)
+        return cls(given, profile.model_dump(mode="json"))
+
+    @property
+    def digest(self) -> str:
+        """Hash by which equal descriptions are known."""
+        return hashlib.sha256(json.dumps([self.spec, self.profile], sort_keys=True).encode()).hexdigest()[:16]
+
+
+class RunLine(NamedTuple):
+    """Place of a line in its file, in bytes; ``origin`` has the settings of the line that holds the description."""
+
+    offset: int
+    length: int
+    settings: str
+    origin: str
+
+
+class RunLines:
+    """The descriptions in a file, by settings; their text is read when it is asked for.
+
+    Args:
+        file: the journal, or the hidden file beside it.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._lines: dict[str, RunLine] = {}
+        self._origins: dict[str, str] = {}  # settings by digest of the description
+
+    @classmethod
+    def read(cls, file: Path) -> RunLines:
+        """Return the descriptions in a file; none if it cannot be read."""
+        runs, at = cls(file), 0
+        with suppress(OSError), file.open("rb") as lines:
+            for line in lines:
+                if is_run_line(line):
+                    runs.add(line, at)
+                at += len(line)
+        return runs
+
+    def __contains__(self, settings: str) -> bool:
+        return settings in self._lines
+
+    def add(self, line: bytes, offset: int) -> None:
+        """Add a line of the file; one that is torn or odd describes nothing."""
+        with suppress(ValueError, RecursionError):
+            fields = json.loads(line)
+            settings, origin = fields.get("run"), fields.get("of")
+            if not isinstance(settings, str):
+                return
+            if (run := _parsed(fields)) is not None:
+                self._origins[run.digest] = origin = settings
+            if isinstance(origin, str):
+                self._lines[settings] = RunLine(offset, len(line), settings, origin)
+
+    def line(self, settings: str, run: CaptionRun) -> bytes:
+        """Return the line that describes the run of these settings."""
+        if (origin := self._origins.get(run.digest)) is not None:
+            return encode_line(json_text({"run": settings, "of": origin}) + "\n")
+        return encode_line(json_text({"run": settings, "spec": run.spec, "profile": run.profile}) + "\n")
+
+    def append(self, settings: str, run: CaptionRun) -> None:
+        """Append a description to the file that is no journal, after the torn line of a crash, if there is one.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        line = self.line(settings, run)
+        with self.file.open("ab+") as file:
+            if (size := file.tell()) > 0:
+                file.seek(size - 1)
+                if file.read(1) != b"\n":
+                    size += file.write(b"\n")
+            file.write(line)
+        self.add(line, size)
+
+    def of(self, settings: str) -> CaptionRun | None:
+        """Return how captions with these settings were made; None if that is not known."""
+        described = self._lines.get(settings)
+        described = None if described is None else self._lines.get(described.origin)
+        if described is None:
+            return None
+        with suppress(OSError, ValueError, RecursionError), self.file.open("rb") as file:
+            file.seek(described.offset)
+            return _parsed(json.loads(file.read(described.length)))
+        return None
+
+    def used(self, settings: Collection[str]) -> Iterator[RunLine]:
+        """Yield the lines that captions with these settings need, origins before the lines that name them."""
+        origins = {line.origin for one in settings if (line := self._lines.get(one)) is not None}
+        for one in self._lines.values():
+            if one.settings in origins or one.settings in settings:
+                yield one
+
+
+def is_run_line(line: bytes) -> bool:
+    """Return True if a line of a journal describes a run."""
+    return line.startswith(_RUN)
+
+
+def _parsed(fields: Mapping[str, object]) -> CaptionRun | None:
+    spec, profile = fields.get("spec"), fields.get("profile")
+    return CaptionRun(spec, profile) if isinstance(spec, dict) and isinstance(profile, dict) else None

@@ -25,6 +25,8 @@ from vidspec.runs.store.file_states import parsed_mark
 from vidspec.serve.config import ServeConfig
 from vidspec.serve.review import FreshCaptions, build_review
 
+#: A caption as a file holds it.
+LINE = " ".join(TEXT.split())
 MINE = "A caption that\nsomebody wrote."
 V2 = ("--template", "v2 {caption}")
 TOKEN = "token-of-the-test"
@@ -79,7 +81,7 @@ def test_a_saved_caption_is_kept_by_the_next_run(vidspec, more):
     assert vidspec("caption", "k", "--format", "txt", *more).code == 0
     page = Page("k", **fields)
     shown = page.rows()
-    assert {state for state, *_ in shown.values()} == {"written"} and shown["k/a/good.mp4"][2] == " ".join(TEXT.split())
+    assert {state for state, *_ in shown.values()} == {"written"} and shown["k/a/good.mp4"][2] == LINE
     answer = page.save(1, MINE, shown["k/a/good.mp4"][1])
     assert answer.status_code == 200 and answer.json()["state"] == "edited"
     assert text_of("a", folder) == MINE + "\n" and page.rows()["k/a/good.mp4"] == (
@@ -129,7 +131,7 @@ def test_a_run_that_ends_while_the_page_is_open_is_seen(vidspec):
     assert {state for state, *_ in shown.values()} == {"written"}
     vidspec("caption", "k", "--format", "txt", *V2)
     assert page.save(1, MINE, shown["k/a/good.mp4"][1]).status_code == 409
-    assert page.rows()["k/a/good.mp4"] == ("written", page.rows()["k/a/good.mp4"][1], f"v2 {TEXT}")
+    assert page.rows()["k/a/good.mp4"] == ("written", page.rows()["k/a/good.mp4"][1], f"v2 {LINE}")
 
 
 #: Values of other types than a run writes.
@@ -147,7 +149,7 @@ def test_an_odd_record_is_told_at_its_clip_alone(vidspec, odd):
     text = page.client.get(f"/{TOKEN}/").text
     assert text.count("a record is not as vidspec") == 1
     assert "a record is not as vidspec" in text.split('id="clip-2"')[1].split('id="clip-3"')[0]
-    assert {name: row[2] for name, row in page.rows().items()} == dict.fromkeys(page.rows(), TEXT)
+    assert {name: row[2] for name, row in page.rows().items()} == dict.fromkeys(page.rows(), LINE)
     assert page.save(2, MINE, page.rows()["k/b/good.mp4"][1]).json()["state"] == "edited"
     shutil.copy(file, "all.jsonl")
     ran = vidspec("report", "all.jsonl", "-o", "report.html")
@@ -162,9 +164,9 @@ def test_an_odd_place_of_a_record_makes_its_line_a_damaged_one(vidspec, odd):
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     next(one for one in lines if one.get("path") == "k/b/good.mp4")["job"].update(odd)
     file.write_text("".join(json.dumps(one) + "\n" for one in lines))
-    assert {text for _, _, text in Page("k").rows().values()} == {TEXT}
+    assert {text for _, _, text in Page("k").rows().values()} == {LINE}
     ran = vidspec("caption", "k", "--format", "txt")
-    assert ran.code == 0 and text_of("b").strip() == TEXT
+    assert ran.code == 0 and text_of("b").strip() == LINE
 
 
 def test_it_shows_what_is_on_the_disk(vidspec):

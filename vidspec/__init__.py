@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from vidspec.errors import (
         ArgumentError,
         ClosedError,
-        DescriptorError,
         DeviceError,
         GenerationError,
         LostOutputError,
@@ -48,7 +47,6 @@ __all__ = [
     "CaptionOptions",
     "Captioner",
     "ClosedError",
-    "DescriptorError",
     "DeviceError",
     "Event",
     "Finished",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import math
 import mmap
@@ -12,8 +11,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-__all__ = ["Channel", "SharedBlock", "has_no_descriptor"]
+__all__ = ["Channel", "SharedBlock"]
 
 #: Bytes of an array above which it travels in shared memory instead of the pipe.
 SHARED_BYTES = 1 << 16
@@ -30,11 +29,6 @@ SHARED_BYTES = 1 << 16
 MOST_BLOCKS = 250
 #: Seconds between heartbeats.
 HEARTBEAT_S = 0.2
-
-
-def has_no_descriptor(error: BaseException) -> bool:
-    """Return True if an error is that this process, or the machine, may open no further file."""
-    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 class SharedBlock(mmap.mmap):
@@ -125,8 +119,7 @@ class Channel:
             stall: seconds without a message or heartbeat until then.
 
         Raises:
-            EOFError, OSError: the other end is gone; or this process has no descriptors for the message's arrays, which
-                is lost (:func:`has_no_descriptor`).
+            EOFError, OSError: the other end is gone.
             TimeoutError: no message came in time.
         """
         data = b""
@@ -139,9 +132,9 @@ class Channel:
         if count := data[0]:
             with self._socket() as way:
                 found = socket.recv_fds(way, 1, count, getattr(socket, "MSG_CMSG_CLOEXEC", 0))[1]
-            blocks = _attached(found)
+            blocks = [SharedBlock.attach(descriptor) for descriptor in found]
             if len(blocks) < count:
-                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+                raise EOFError
         return pickle.loads(memoryview(data)[1:], buffers=blocks)  # of our own process
 
     def poll(self) -> bool:
@@ -163,33 +156,14 @@ class Channel:
 
         threading.Thread(target=beat, name="heartbeat", daemon=True).start()
 
-    @contextmanager
-    def _socket(self) -> Iterator[socket.socket]:
-        """Provide the connection as a socket, which passes descriptors; it takes none itself."""
-        way = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=self.connection.fileno())
-        try:
-            yield way
-        finally:
-            way.detach()
+    def _socket(self) -> socket.socket:
+        """Return the connection as a socket, which passes descriptors."""
+        return socket.fromfd(self.connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
 
     def close(self) -> None:
         """Close this end; not while another thread receives, since the descriptor may be reused at once."""
         with self._sending:
             self.connection.close()
-
-
-def _attached(descriptors: Sequence[int]) -> list[SharedBlock]:
-    """Return the blocks of received descriptors; fewer if there is none for the copy that a mapping makes of each."""
-    blocks: list[SharedBlock] = []
-    try:
-        for descriptor in descriptors:
-            blocks.append(SharedBlock.attach(descriptor))
-    except OSError as error:
-        for descriptor in descriptors[len(blocks) :]:
-            os.close(descriptor)
-        if not has_no_descriptor(error):
-            raise
-    return blocks
 
 
 class _Pickler(pickle.Pickler):

@@ -2,33 +2,76 @@
 
 Every error has a one-line message and optionally a hint. ``exit_code`` is the exit code of the command line; ``stage``
 is the step of processing that failed.
+
+A check names what it is about by :func:`option`: a field of a run or a key of a profile. The command line, Python and
+the server each show it by the name under which it was given.
 """
 
 from __future__ import annotations
 
-import os
-from typing import ClassVar
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import ClassVar, TypeAlias
 
 __all__ = [
     "ArgumentError",
     "ClosedError",
-    "DescriptorError",
     "DeviceError",
     "GenerationError",
     "LostOutputError",
     "ModelError",
     "OutputError",
     "ProfileError",
+    "Spelling",
     "UsageError",
     "VideoError",
     "VidspecError",
+    "option",
+    "spell_argument",
+    "value_text",
 ]
+
+#: Returns an option as a user gives it, from its name and, unless None, its value.
+Spelling: TypeAlias = Callable[[str, object], str]
+
+#: An option within a text: its name, and its value as JSON, between noncharacters of Unicode.
+_OPTION = re.compile("\ufdd0([^\ufdd1]*)\ufdd1([^\ufdd2]*)\ufdd2")
+
+
+def option(name: str, value: object = None) -> str:
+    """Return the mark of an option in an error's text, which is spelled when the error is shown.
+
+    Args:
+        name: a field of :class:`~vidspec.config.run_spec.RunSpec`, or a dotted key of a profile.
+        value: shown with the name if it is not None; True shows a switch.
+    """
+    return f"\ufdd0{name}\ufdd1{'' if value is None else json.dumps(value, default=str)}\ufdd2"
+
+
+def spell_argument(name: str, value: object) -> str:
+    """Spell a field as an argument of Python, ``segment='30s'``, and a key as in a profile, ``draft.gamma: 4``."""
+    if value is None:
+        return name
+    return f"{name}: {value_text(value)}" if "." in name else f"{name}={value!r}"
+
+
+def value_text(value: object) -> str:
+    """Return the value of an option as YAML and the command line take it."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(value_text, value))}]"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class VidspecError(Exception):
     """Base of all errors with a one-line ``message``, an optional ``hint`` and a machine-readable ``kind``.
 
     ``stage`` and ``kind`` become the ``error`` object of a failed clip's JSON record.
+
+    Attributes:
+        spelling: how the message and the hint name options; None for :meth:`spell`. Who shows the error sets it.
     """
 
     exit_code: ClassVar[int] = 1
@@ -37,12 +80,40 @@ class VidspecError(Exception):
 
     def __init__(self, message: str, *, hint: str | None = None, kind: str | None = None, stage: str | None = None):
         super().__init__(message)
-        self.message = " ".join(message.split())
-        self.hint = " ".join(hint.split()) if hint else None
+        self.spelling: Spelling | None = None
+        self._hint = hint
         if kind is not None:
             self.kind = kind
         if stage is not None:
             self.stage = stage
+
+    @property
+    def message(self) -> str:
+        """What is wrong, in one line."""
+        return self._spelled(self.args[0])
+
+    @property
+    def hint(self) -> str | None:
+        """What to do, in one line."""
+        return self._spelled(self._hint) if self._hint else None
+
+    @property
+    def field(self) -> str | None:
+        """Name of the option that the error is about, the first one in the message; None if there is none."""
+        found = _OPTION.search(self.args[0])
+        return found[1] if found else None
+
+    def spell(self, name: str, value: object) -> str:
+        """Spell an option, from its name and, unless None, its value."""
+        return spell_argument(name, value)
+
+    def _spelled(self, text: str) -> str:
+        spell = self.spelling or self.spell
+
+        def spelled(found: re.Match[str]) -> str:
+            return spell(found[1], json.loads(found[2]) if found[2] else None)
+
+        return " ".join(_OPTION.sub(spelled, text).split())
 
     @classmethod
     def of(cls, error: Exception) -> VidspecError:
@@ -77,10 +148,25 @@ class ClosedError(UsageError, AttributeError):
 
 
 class ProfileError(UsageError):
-    """A profile that cannot be found, read or combined; the message names the key's path."""
+    """A profile that cannot be found, read or combined.
+
+    Args:
+        message: as of any error.
+        hint: as of any error.
+        sources: variable or file that set a key, by dotted key; other keys were set by the caller, or are defaults.
+    """
 
     stage = "profile"
     kind = "profile"
+
+    def __init__(self, message: str, *, hint: str | None = None, sources: Mapping[str, str] | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.sources = dict(sources or {})
+
+    def spell(self, name: str, value: object) -> str:
+        """Spell a key by the variable that set it, if one did."""
+        variable = self.sources.get(name, "")
+        return variable if value is None and variable.isupper() else spell_argument(name, value)
 
 
 class ModelError(VidspecError):
@@ -99,27 +185,13 @@ class DeviceError(VidspecError):
     kind = "device"
 
 
-class DescriptorError(VidspecError):
-    """This process may open no further file."""
-
-    kind = "descriptors"
-
-    def __init__(self, message: str = "too many open files", *, hint: str | None = None, stage: str | None = None):
-        super().__init__(message, hint=hint or "raise the limit of file descriptors: ulimit -n 4096", stage=stage)
-
-    @classmethod
-    def of_clip(cls, path: str | os.PathLike[str]) -> DescriptorError:
-        """Return the error of a clip that cannot be opened."""
-        return cls(f"{os.fsdecode(path)}: cannot be read now: too many open files", stage=VideoError.stage)
-
-
 class VideoError(VidspecError):
     """A file without usable frames: missing, a folder, empty, not a video, damaged.
 
     Kinds: ``missing``, ``folder``, ``unreadable``, ``empty``, ``not_video``, ``no_video_stream``, ``truncated``,
-    ``damaged``, ``encrypted``, ``unsupported``, ``decoder``, ``no_frames``, ``range``, ``memory``; from a reader
-    process also ``timeout``, ``stalled`` and ``crashed``; from shards and URLs ``timeout``, ``too_large``, and
-    ``refused`` if a row names a path or URL that is not allowed.
+    ``damaged``, ``unsupported``, ``decoder``, ``no_frames``, ``range``, ``memory``; from a reader process also
+    ``timeout``, ``stalled`` and ``crashed``; from shards and URLs ``timeout``, ``too_large``, and ``refused`` if a row
+    names a path or URL that is not allowed.
     """
 
     stage = "decode_video"

@@ -28,7 +28,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
 from pydantic.fields import FieldInfo
 
-from vidspec.errors import ProfileError
+from vidspec.errors import ProfileError, option
 
 __all__ = ["OptionConflict", "PartOptions", "Registry", "build_part", "key", "nearest", "options_of"]
 
@@ -134,7 +134,7 @@ class Registry(Generic[T]):
         if contract is not None and inspect.isabstract(part):
             missing = ", ".join(sorted(part.__abstractmethods__))  # type: ignore[attr-defined]
             hint = f"see {contract.__module__}.{contract.__name__}"
-            raise ProfileError(f"{self.key}: the {self.noun} {name} does not define {missing}", hint=hint)
+            raise ProfileError(f"{option(self.key)}: the {self.noun} {name} does not define {missing}", hint=hint)
         return part
 
     def section_keys(self) -> dict[str, tuple[Any, Any]]:
@@ -146,10 +146,10 @@ class Registry(Generic[T]):
         found: dict[str, tuple[Any, Any]] = {}
         for name in sorted(self.modules()):
             importlib.import_module(self._module(name))  # `get` would look for all modules with each name
-            for option, one in _parameters(self._entries[name], self.known).items():
+            for key, one in _parameters(self._entries[name], self.known).items():
                 fields = [about for about in getattr(one[0], "__metadata__", ()) if isinstance(about, FieldInfo)]
-                if any(field.json_schema_extra is _KEY for field in fields) and found.setdefault(option, one) != one:
-                    raise TypeError(f"{self.noun} {name}: {option} has another type or default elsewhere")
+                if any(field.json_schema_extra is _KEY for field in fields) and found.setdefault(key, one) != one:
+                    raise TypeError(f"{self.noun} {name}: {key} has another type or default elsewhere")
         return found
 
     def refuse_own_names(self, module: str) -> None:
@@ -173,7 +173,7 @@ class Registry(Generic[T]):
 
     def unknown(self, name: str) -> ProfileError:
         """Return the error for an unknown name."""
-        return ProfileError(f"{self.key}: {self.complaint(name)}")
+        return ProfileError(f"{option(self.key)}: {self.complaint(name)}")
 
     def complaint(self, name: str) -> str:
         """Return the message for an unknown ``name``, with the nearest and all valid ones."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from vidspec.config.run_spec import RunSpec, split_keywords
+from vidspec.config.run_spec import RunSpec, spell_keyword, split_keywords
 from vidspec.errors import UsageError, VidspecError
 from vidspec.events.record import Caption
 from vidspec.runs.planning import RunPlan, plan
@@ -59,14 +58,9 @@ def _captions(planned: RunPlan, *, raises: bool) -> Generator[Caption, None, Non
 
 @contextmanager
 def _keywords() -> Iterator[None]:
-    """Context in which errors name options as keywords, not as the command line spells them."""
+    """Context in which errors name options as keywords."""
     try:
         yield
     except VidspecError as error:
-        error.message = _as_keywords(error.message)
-        error.hint = None if error.hint is None else _as_keywords(error.hint)
+        error.spelling = spell_keyword
         raise
-
-
-def _as_keywords(text: str) -> str:
-    return re.sub(r"(?<![\w-])--([a-z][a-z-]+)", lambda found: found[1].replace("-", "_"), text)

@@ -364,7 +364,7 @@ def test_a_job_array_needs_no_options(vidspec, clips, monkeypatch):
         (("x", "--name", "{nope}"), "--name {nope}: there is no field {nope}"),
         (("x", "y", "--format", "srt", "-o", "-"), "--format srt: several clips need a file each"),
         (("x.mp4", "x.mkv", "--format", "txt"), "x.mp4 and x.mkv would share the file x.txt"),
-        (("x", "--retry-failed"), "--retry-failed needs an output file (name one with -o FILE"),
+        (("x", "--retry-failed"), "--retry-failed needs an output file (name one with --output FILE"),
         (("x", "--overwrite", "-o", "-"), "--overwrite needs an output file"),
         (("x", "--shard", "3/2"), "--shard 3/2: must be I/N"),
         (("x", "--address", "y"), "--address needs --engine ray"),

@@ -243,7 +243,7 @@ def test_interrupted_while_loading(vidspec, monkeypatch):
         (("x", "--format", "jsonl,"), "--format jsonl,: must be one of "),
         (
             ("x", "--format", "json,csv"),
-            "--format json,csv: standard output takes one format (name one with -o FILE or",
+            "--format json,csv: standard output takes one format (name one with --output FILE or",
         ),
         (
             ("x", "--format", "txt,webdataset-txt"),

@@ -138,7 +138,7 @@ def test_one_thing_is_counted_in_the_singular(vidspec):
         ),
         (
             ("--set", "models.draft=x/y"),
-            "models.target: is needed with models.draft; nearest valid choice: name a target, ",
+            "--target: is needed with models.draft; nearest valid choice: name a target, ",
         ),
     ],
 )
@@ -150,4 +150,4 @@ def test_who_typed_flags_is_answered_in_flags(vidspec, args, said):
 def test_an_error_about_a_file_keeps_its_keys(vidspec):
     Path("mine.yaml").write_text("models: {draft: x/y}\n")
     ran = vidspec("caption", "good.mp4", "--profile", "./mine.yaml", "--frames", "4")
-    assert ran.code == 2 and "models.target: is needed with models.draft; nearest valid choice: " in ran.err
+    assert ran.code == 2 and "--target: is needed with models.draft; nearest valid choice: " in ran.err

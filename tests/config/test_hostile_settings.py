@@ -195,4 +195,4 @@ def test_records_of_others():
 
 @pytest.mark.parametrize("text", ["0.0001s", "1e-9", "0", "9" * 400])
 def test_segments_that_are_no_parts(text):
-    assert "--segment" in refused(UsageError, parse_segment, text)
+    assert "segment" in refused(UsageError, parse_segment, text)

@@ -346,7 +346,7 @@ def test_a_mistake_says_where_it_was_made(tmp_path):
     file.write_text("prune: {alfa: 1}\n")
     assert problem(str(file)) == f"prune.alfa: unknown key; did you mean prune.alpha? (set by {file})"
     assert problem("sd-rand", env={"VIDSPEC_PRUNE__ALPHA": "2"}) == (
-        "prune.alpha: must be less than or equal to 0.99, not '2' (set by VIDSPEC_PRUNE__ALPHA)"
+        "VIDSPEC_PRUNE__ALPHA: must be less than or equal to 0.99, not '2'"
     )
 
 

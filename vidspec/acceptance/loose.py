@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vidspec.acceptance.base import AcceptanceRule, Verdict
-from vidspec.errors import ProfileError
+from vidspec.errors import ProfileError, option
 from vidspec.events.events import LooseToken
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ class LooseRule(AcceptanceRule):
     ) -> None:
         if not sampling.greedy:
             raise ProfileError(
-                f"generate.temperature: {sampling.temperature:g}, but a lossy rule compares greedy choices; "
-                "nearest valid choice: generate.temperature: 0, or accept.rule: exact"
+                f"{option('generate.temperature')}: {sampling.temperature:g}, and lossy rules compare greedy choices; "
+                f"nearest valid choice: {option('generate.temperature', 0)}, or {option('accept.rule', 'exact')}"
             )
         self.strict = eos | protected
 

@@ -16,7 +16,7 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.gemma4 import Gemma4Decoder
 from vidspec.engine.rows import PassResult, PrefillResult, Rows
 from vidspec.engine.taps import Taps
-from vidspec.errors import ProfileError
+from vidspec.errors import ProfileError, option
 from vidspec.models.base import EmbeddedPrompt, VisualTokens
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.pruning.base import best
@@ -70,7 +70,7 @@ def check_blocks(target: VideoLanguageModel) -> None:
     """
     if isinstance(target.decoder, Gemma4Decoder) or target.has_bidirectional_rows:
         raise ProfileError(
-            f"lossy.method: blocks of {target.family} cannot drop visual tokens; nearest valid choice: none"
+            f"{option('lossy.method')}: blocks of {target.family} cannot drop visual tokens; nearest valid choice: none"
         )
 
 

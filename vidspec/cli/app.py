@@ -34,6 +34,7 @@ from vidspec.cli import (
     sample,
     serve,
 )
+from vidspec.cli.keys import spell_flags
 from vidspec.cli.options import CaptionHelp
 from vidspec.cli.printed import FULL, events_on_stderr, print_error
 from vidspec.errors import LostOutputError, UsageError, VidspecError
@@ -145,9 +146,8 @@ def _run(application: typer.Typer, name: str, args: list[str]) -> int:
     except VidspecError as error:
         if debug:
             print(escape_text(traceback.format_exc()), end="", file=sys.stderr)
-        from vidspec.cli.typed_names import as_typed  # imports profiles, which help pages do not need
-
-        message = as_typed(error, args, os.environ)
+        error.spelling = spell_flags(error, args)
+        message = str(error)
         replacement = _replacement(f"{name} {args[0]}: {message}" if args else message)
         print_error(f"{message} ({replacement})" if replacement else message)
         return error.exit_code

@@ -5,7 +5,8 @@ No torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import Parameter
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
@@ -15,8 +16,9 @@ from annotated_types import Ge, Le
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from vidspec.config.run_spec import RunSpec, Text
+from vidspec.config.run_spec import RunSpec, Text, flag_of
 from vidspec.config.sections import Flag, GenerateSection, ModelsSection, Section, VideoSection
+from vidspec.errors import ProfileError, Spelling, VidspecError, value_text
 
 __all__ = [
     "COMMON_KEYS",
@@ -27,6 +29,7 @@ __all__ = [
     "field_parameters",
     "key_parameters",
     "model_option",
+    "spell_flags",
 ]
 
 #: Returns the values that may complete a word, each with a description or not.
@@ -141,3 +144,40 @@ FLAGS: dict[str, str] = {
 _MODELS: tuple[type[BaseModel], ...] = (RunSpec, *(section for section, _ in KEY_SECTIONS.values()))
 #: Keys and fields that ``vidspec caption --help`` shows.
 COMMON_KEYS = {name for model in _MODELS for name, _, flag in _flagged(model) if flag.common}
+#: Key of each flag that sets one: those above, ``vidspec caption``'s ways to name a prompt, and ``--json``.
+_KEY_OF_FLAG = {
+    **FLAGS,
+    **{f"--{name}": f"models.{name}" for name in ("pair", "weights")},
+    **dict.fromkeys(("--prompt", "--prompt-file", "--style"), "generate.prompt"),
+    "--json": "generate.json_schema",
+}
+
+
+def spell_flags(error: VidspecError, args: Sequence[str]) -> Spelling:
+    """Return how an error of a command line names options: by the flag, variable or key of a file that set them.
+
+    A key that ``--set`` sets, or for which there is no flag, is named by itself, with a value as ``--set`` takes it.
+    """
+    typed = [arg.partition("=")[0] for arg in args]
+    settings = {arg.removeprefix("--set=").partition("=")[0] for arg in args}
+    sources = error.sources if isinstance(error, ProfileError) else {}
+
+    def spell(name: str, value: object) -> str:
+        if "." not in name:
+            flag = "PATH" if name == "paths" else flag_of(name)
+            return flag if value is None or value is True else f"{flag} {_typed(value)}"
+        if name in sources:
+            return error.spell(name, value)
+        flags = [flag for flag, key in _KEY_OF_FLAG.items() if key == name and name not in settings]
+        flag = next((flag for flag in flags if flag in typed), flags[0] if flags else "")
+        if value is None:
+            return flag or name
+        return f"{flag} {_typed(value)}" if flag else f"--set {name}={_typed(value)}"
+
+    return spell
+
+
+def _typed(value: object) -> str:
+    """Return a value as it is typed in a shell; braces that a shell leaves alone are not quoted."""
+    text = value_text(value)
+    return shlex.quote(text) if set(text) & set(" \t\n\"'") else text

@@ -179,7 +179,7 @@ def _entries(name: str, path: Path, source: str, data: Mapping[str, object]) -> 
     try:
         content = _ProfileFile.model_validate({str(key): value for key, value in data.items()})
     except ValidationError as error:
-        raise ProfileError(describe_error(error)[1], hint=f"set by {origin}") from None
+        raise ProfileError(": ".join(describe_error(error)), hint=f"set by {origin}") from None
     keys = content.model_extra or {}
     yield ProfileEntry(name, path, source, content.base, content.group, content.rank, keys)
     for alias in content.aliases:

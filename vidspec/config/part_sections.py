@@ -21,6 +21,7 @@ from vidspec.bounds import SEED
 from vidspec.config import values
 from vidspec.config.sections import Section
 from vidspec.drafting.base import drafters
+from vidspec.errors import option
 from vidspec.lossy import lossy
 from vidspec.pruning.base import pruners
 from vidspec.registry import OptionConflict, PartOptions, Registry, key, nearest, options_of
@@ -54,19 +55,17 @@ def _options(registry: Registry[Any]) -> AfterValidator:
         if name is None:  # the name is invalid and reported already
             return given
         taken = PartOptions if name in registry.always else options_of(registry.get(name), *registry.known)
-        for option in given:
+        for one in given:
             text = ""
-            if option not in taken.model_fields:
-                close = nearest(option, taken.model_fields)
+            if one not in taken.model_fields:
+                close = nearest(one, taken.model_fields)
                 text = f"{name} takes {', '.join(taken.model_fields) or 'no options'}"
                 text = f"unknown key; did you mean {close}? {text}" if close else f"unknown key; {text}"
-            elif option in info.data and registry.owns(name):
-                text = f"is a key of the section; nearest valid choice: {section}.{option}"
+            elif one in info.data and registry.owns(name):
+                text = f"is a key of the section; nearest valid choice: {option(f'{section}.{one}')}"
             if text:
                 wrong = PydanticCustomError("name", "{text}", {"text": text})
-                raise ValidationError.from_exception_data(
-                    "options", [{"type": wrong, "loc": (option,), "input": option}]
-                )
+                raise ValidationError.from_exception_data("options", [{"type": wrong, "loc": (one,), "input": one}])
         return taken.model_validate(given).model_dump(exclude_unset=True)
 
     return AfterValidator(check)
@@ -136,24 +135,34 @@ class DraftSection(PartSection):
         drafter, kind, concurrent = profile.drafter, self.kind, profile.concurrent
         if drafter is not None and self.topology != "chain" and not drafter.trees:
             reason = f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} drafts a chain"
-            yield OptionConflict("draft.topology", reason, "draft.topology: chain")
+            yield OptionConflict("draft.topology", reason, option("draft.topology", "chain"))
         if self.topology == "adaptive" and profile.drafts_for_free:
             reason = f"adaptive trees grow by the probabilities of a model, and trees of {kind} by matches in the text"
-            yield OptionConflict("draft.topology", reason, "draft.topology: tree")
+            yield OptionConflict("draft.topology", reason, option("draft.topology", "tree"))
         if concurrent and self.topology != "chain":
-            instead = "draft.topology: chain, or schedule.kind: sequential"
+            instead = f"{option('draft.topology', 'chain')}, or {option('schedule.kind', 'sequential')}"
             yield OptionConflict("draft.topology", "the parallel schedule drafts a chain", instead)
         if concurrent and drafter is not None and not drafter.remote:
             reason = f"{kind} needs more of the target than token ids, which is all that the parallel schedule sends"
-            yield OptionConflict("draft.kind", reason, "draft.kind: model, or schedule.kind: sequential")
+            yield OptionConflict(
+                "draft.kind", reason, f"{option('draft.kind', 'model')}, or {option('schedule.kind', 'sequential')}"
+            )
         if self.gamma == "auto" and self.topology == "tree" and not (drafter and drafter.paces):
-            reason = "auto applies to chains, and draft.topology is tree"
-            yield OptionConflict("draft.gamma", reason, "draft.gamma: 5, or draft.topology: chain")
+            reason = f"auto applies to chains, and {option('draft.topology')} is tree"
+            yield OptionConflict(
+                "draft.gamma", reason, f"{option('draft.gamma', 5)}, or {option('draft.topology', 'chain')}"
+            )
         if self.precision in ("int8", "int4") and not (profile.drafts_with_a_model or profile.drafts_with_the_target):
-            reason = f"{self.precision} applies to the weights of a model that drafts, and draft.kind is {kind}"
-            yield OptionConflict("draft.precision", reason, "draft.precision: auto, or draft.kind: self")
+            reason = (
+                f"{self.precision} applies to the weights of a model that drafts, and {option('draft.kind')} is {kind}"
+            )
+            yield OptionConflict(
+                "draft.precision", reason, f"{option('draft.precision', 'auto')}, or {option('draft.kind', 'self')}"
+            )
         if self.gamma == "auto" and drafter is None:
-            yield OptionConflict("draft.gamma", "auto needs a draft", "draft.gamma: 5, or draft.kind: model")
+            yield OptionConflict(
+                "draft.gamma", "auto needs a draft", f"{option('draft.gamma', 5)}, or {option('draft.kind', 'model')}"
+            )
 
 
 @with_parts(pruners)
@@ -187,18 +196,22 @@ class PruneSection(PartSection):
     def check(self, profile: Profile) -> Iterator[OptionConflict]:
         drafter, method, kind = profile.drafter, self.method, profile.draft.kind
         if self.when == "late" and self.positions == "compact" and profile.schedule.prefill == "parallel":
-            reason = "late prunes the cache at its original positions, and prune.positions is compact"
-            yield OptionConflict("prune.when", reason, "prune.when: wait, or prune.positions: original")
+            reason = f"late prunes the cache at its original positions, and {option('prune.positions')} is compact"
+            yield OptionConflict(
+                "prune.when", reason, f"{option('prune.when', 'wait')}, or {option('prune.positions', 'original')}"
+            )
         if method != "none" and drafter is None:
-            reason = f"{method} prunes what the draft sees, and draft.kind is none"
-            yield OptionConflict("prune.method", reason, "prune.method: none")
+            reason = f"{method} prunes what the draft sees, and {option('draft.kind')} is none"
+            yield OptionConflict("prune.method", reason, option("prune.method", "none"))
         if method != "none" and drafter is not None and drafter.sees != "kept":
-            reason = f"{method} chooses what a draft sees, and draft.kind {kind} chooses itself"
-            yield OptionConflict("prune.method", reason, "prune.method: none")
+            reason = f"{method} chooses what a draft sees, and {option('draft.kind')} {kind} chooses itself"
+            yield OptionConflict("prune.method", reason, option("prune.method", "none"))
         if method == "none" and self.alpha > 0:
             instead = next((name for name in ("uniform", *pruners.names()) if name != "none"), "none")
-            reason = f"{self.alpha:g} has no effect with prune.method none"
-            yield OptionConflict("prune.alpha", reason, f"prune.alpha: 0, or prune.method: {instead}")
+            reason = f"{self.alpha:g} has no effect with {option('prune.method')} none"
+            yield OptionConflict(
+                "prune.alpha", reason, f"{option('prune.alpha', 0)}, or {option('prune.method', instead)}"
+            )
 
 
 class ScheduleSection(Section):
@@ -216,15 +229,25 @@ class ScheduleSection(Section):
 
     def check(self, profile: Profile) -> Iterator[OptionConflict]:
         if self.prefill == "parallel" and not profile.concurrent:
-            reason = f"parallel needs two workers, and schedule.kind is {self.kind}"
-            yield OptionConflict("schedule.prefill", reason, "schedule.prefill: sequential, or schedule.kind: parallel")
+            reason = f"parallel needs two workers, and {option('schedule.kind')} is {self.kind}"
+            yield OptionConflict(
+                "schedule.prefill",
+                reason,
+                f"{option('schedule.prefill', 'sequential')}, or {option('schedule.kind', 'parallel')}",
+            )
         drafts = schedules.get(self.kind).drafts
         if drafts and profile.drafter is None:
-            reason = f"{self.kind} needs a draft, and draft.kind is none"
-            yield OptionConflict("schedule.kind", reason, "schedule.kind: autoregressive, or draft.kind: model")
+            reason = f"{self.kind} needs a draft, and {option('draft.kind')} is none"
+            yield OptionConflict(
+                "schedule.kind",
+                reason,
+                f"{option('schedule.kind', 'autoregressive')}, or {option('draft.kind', 'model')}",
+            )
         if not drafts and profile.drafter is not None:
-            reason = f"{self.kind} uses no draft, and draft.kind is {profile.draft.kind}"
-            yield OptionConflict("schedule.kind", reason, "schedule.kind: sequential, or draft.kind: none")
+            reason = f"{self.kind} uses no draft, and {option('draft.kind')} is {profile.draft.kind}"
+            yield OptionConflict(
+                "schedule.kind", reason, f"{option('schedule.kind', 'sequential')}, or {option('draft.kind', 'none')}"
+            )
 
 
 @with_parts(rules)
@@ -262,13 +285,20 @@ class LossySection(PartSection):
 
     def check(self, profile: Profile) -> Iterator[OptionConflict]:
         if self.method != "none" and profile.drafter is not None:
-            reason = f"{self.method} prunes the target of plain decoding, and draft.kind is {profile.draft.kind}"
-            instead = "lossy.method: none, or draft.kind: none with schedule.kind: autoregressive"
+            reason = (
+                f"{self.method} prunes the target of plain decoding, and {option('draft.kind')} is {profile.draft.kind}"
+            )
+            plain = f"{option('draft.kind', 'none')} with {option('schedule.kind', 'autoregressive')}"
+            instead = f"{option('lossy.method', 'none')}, or {plain}"
             yield OptionConflict("lossy.method", reason, instead)
         if self.keep is not None and self.retention is not None:
-            yield OptionConflict("lossy.keep", "excludes lossy.retention", f"lossy.retention: {self.retention} alone")
+            yield OptionConflict(
+                "lossy.keep",
+                f"excludes {option('lossy.retention')}",
+                f"{option('lossy.retention', self.retention)} alone",
+            )
         if self.keep is not None and self.method != "none":
             shares = lossy.get(self.method).shares
             if shares != len(self.keep):
                 reason = f"{self.method} takes {shares} shares, not {len(self.keep)}"
-                yield OptionConflict("lossy.keep", reason, f"lossy.keep: {[0.5, 0.25, 0.125][:shares]}")
+                yield OptionConflict("lossy.keep", reason, option("lossy.keep", [0.5, 0.25, 0.125][:shares]))

@@ -16,11 +16,11 @@ from typing import NamedTuple, TypeAlias
 from pydantic import BaseModel, ValidationError
 
 from vidspec.acceptance.base import rules
-from vidspec.config.files import LAST, ProfileEntry, ProfileStore, named_file
+from vidspec.config.files import LAST, ProfileEntry, ProfileStore, named_file, packaged_folder
 from vidspec.config.schema import Profile
 from vidspec.config.yaml_files import describe_error
 from vidspec.drafting.base import drafters
-from vidspec.errors import ProfileError
+from vidspec.errors import ProfileError, option
 from vidspec.escaping import one_line
 from vidspec.lossy import lossy
 from vidspec.pruning.base import pruners
@@ -253,14 +253,15 @@ def merge_layers(*layers: ProfileLayer) -> tuple[Profile, dict[str, str]]:
     """
     merged = _merge_keys(layers)
     origins = {key: origin for key, (_, origin) in merged.items()}
-    for key, origin in origins.items():
+    for key in origins:
         if key not in KEYS:
-            raise ProfileError(f"{key}: {unknown(key)}", hint=_set_by(origin))
+            raise _error(f"{option(key)}: {unknown(key)}", origins, key)
     try:
         return Profile.model_validate(_nest_keys({key: value for key, (value, _) in merged.items()})), origins
     except ValidationError as error:
-        key, message = describe_error(error)
-        raise ProfileError(message, hint=_set_by(origins.get(key))) from None
+        key, problem = describe_error(error)
+        whole = ".".join(part for part in key.split(".") if not part.isdigit())  # without the number of a value
+        raise _error(f"{option(whole)}: {problem}" if key else problem, origins, whole) from None
 
 
 def _merge_keys(layers: Iterable[ProfileLayer]) -> ProfileLayer:
@@ -287,8 +288,13 @@ def _merge_keys(layers: Iterable[ProfileLayer]) -> ProfileLayer:
     return merged
 
 
-def _set_by(origin: str | None) -> str | None:
-    return f"set by {origin}" if origin else None
+def _error(message: str, origins: Mapping[str, str], key: str) -> ProfileError:
+    """Return the error of merged layers, with the user's variables and files that set their keys."""
+    packaged = f"{packaged_folder()}{os.sep}"
+    sources = {key: origin for key, origin in origins.items() if origin and not origin.startswith(packaged)}
+    origin = origins.get(key)
+    hint = f"set by {origin}" if origin and not origin.startswith(PREFIX) else None  # a variable is named instead
+    return ProfileError(message, hint=hint, sources=sources)
 
 
 def _resolve_plugins(profile: Path, plugins: object) -> object:

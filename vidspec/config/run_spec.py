@@ -2,7 +2,7 @@
 
 A field is declared once, with its type, help and, as a :class:`~vidspec.config.sections.Flag`, how the command line
 shows it. The options of ``vidspec caption``, the keywords of :func:`vidspec.run` and their refusals follow from it, as
-they do for the keys of a profile. Messages name a field as the command line spells it.
+they do for the keys of a profile. Errors mark the field that they are about (:func:`vidspec.errors.option`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from vidspec.bounds import MANY
 from vidspec.config.prompts import style_schema
 from vidspec.config.sections import Flag, GenerateSection, ModelsSection, VideoSection
-from vidspec.errors import UsageError
+from vidspec.errors import UsageError, option, spell_argument
 from vidspec.registry import key, nearest
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "flag_of",
     "parse_batch",
     "parse_size",
+    "spell_keyword",
     "split_keywords",
 ]
 
@@ -276,7 +277,7 @@ class RunSpec(BaseModel):
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             name, message = str(first["loc"][0]), first["msg"]
-            raise UsageError(f"{flag_of(name)}: {message[:1].lower()}{message[1:]}") from None
+            raise UsageError(f"{option(name)}: {message[:1].lower()}{message[1:]}") from None
         spec.check()
         return spec
 
@@ -289,47 +290,44 @@ class RunSpec(BaseModel):
         """Check fields against each other, before anything is read.
 
         Raises:
-            UsageError: names the option.
+            UsageError: names the field.
         """
         if self.timeout is not None and not 0 < self.timeout <= MANY:
-            raise UsageError(f"--timeout {self.timeout:g}: must be more than 0 seconds, and at most {MANY}")
-        if self.context and self.segment is None:
-            raise UsageError("--context needs --segment", hint="--segment 30s --context")
-        if self.summary and self.segment is None:
-            raise UsageError("--summary needs --segment", hint="--segment 30s --summary")
-        if self.cut is not None and self.segment is None:
-            raise UsageError("--cut needs --segment", hint="--segment scenes --cut DIR")
-        given = [name for name, answers in (("--json", self.json_object), ("--style events", self._timed)) if answers]
-        named = {"generate.json_schema", "generate.fields"} & self.overrides.keys()
-        given += [flag_of(key.partition(".")[2]) for key in sorted(named)] if given else []
+            raise UsageError(f"{option('timeout', self.timeout)}: must be more than 0 seconds, and at most {MANY}")
+        for name, example in (("context", "30s"), ("summary", "30s"), ("cut", "scenes")):
+            if getattr(self, name) and self.segment is None:
+                hint = f"{option('segment', example)} {option(name, 'DIR' if name == 'cut' else True)}"
+                raise UsageError(f"{option(name)} needs {option('segment')}", hint=hint)
+        given = [option("json_object")] * self.json_object + [option("style", "events")] * self._timed
+        given += [option(key) for key in ("generate.fields", "generate.json_schema") if given and key in self.overrides]
         if len(given) > 1:
             hint = f"{given[1]} alone answers with JSON too"
             raise UsageError(f"{given[0]} and {given[1]} exclude each other", hint=hint)
-        for options in _EXCLUSIVE:
-            given = [flag_of(option) for option in options if getattr(self, option)]
+        for names in _EXCLUSIVE:
+            given = [option(name) for name in names if getattr(self, name)]
             if len(given) > 1:
                 raise UsageError(f"{given[0]} and {given[1]} exclude each other")
-        for option in ("output", "output_dir", "cut", "name"):
-            if getattr(self, option) == "":
-                raise UsageError(f"{flag_of(option)}: is empty")
+        for name in ("output", "output_dir", "cut", "name"):
+            if getattr(self, name) == "":
+                raise UsageError(f"{option(name)}: is empty")
         self._check_prompts()
         parse_batch(self.batch)
         if self.existing == "skip" and self.overwrite:
-            raise UsageError("--existing skip and --overwrite exclude each other")
+            raise UsageError(f"{option('existing', 'skip')} and {option('overwrite')} exclude each other")
         texts = (self.template, self.rewrite, *self.prompt, *self.turn)
         tars = any(path.lower().endswith(".tar") for path in self.paths)  # each clip's KEY.txt
+        use = option("existing", "use")
         if self.existing != "use" and not tars and any("{existing}" in text for text in texts if text):
-            raise UsageError("{existing} needs --existing use", hint="--format txt --existing use")
+            raise UsageError(f"{{existing}} needs {use}", hint=f"{option('format', 'txt')} {use}")
         if self.existing == "use" and self.cut is not None:
-            raise UsageError("--existing use and --cut exclude each other")
+            raise UsageError(f"{use} and {option('cut')} exclude each other")
         if self.address is not None and self.engine != "ray":
-            raise UsageError("--address needs --engine ray")
+            raise UsageError(f"{option('address')} needs {option('engine', 'ray')}")
         if self.is_remote:
-            for option in ("trace", "heatmap", "report"):
-                if getattr(self, option) is not None:
-                    raise UsageError(
-                        f"{flag_of(option)} needs a single captioner", hint="leave out --replicas and --engine"
-                    )
+            for name in ("trace", "heatmap", "report"):
+                if getattr(self, name) is not None:
+                    hint = f"leave out {option('replicas')} and {option('engine')}"
+                    raise UsageError(f"{option(name)} needs a single captioner", hint=hint)
 
     @property
     def second_texts(self) -> tuple[str, ...]:
@@ -347,18 +345,18 @@ class RunSpec(BaseModel):
 
     def _check_prompts(self) -> None:
         if any(not prompt.strip() for prompt in self.prompt):
-            raise UsageError("--prompt: is empty", hint="--prompt 'What moves?'")
+            raise UsageError(f"{option('prompt')}: is empty", hint=option("prompt", "What moves?"))
         if len(self.prompt) > 1:
             if self.segment is not None:
-                raise UsageError("several --prompt and --segment exclude each other")
+                raise UsageError(f"several {option('prompt')} and {option('segment')} exclude each other")
             if len(set(self.prompt)) < len(self.prompt):
-                raise UsageError("--prompt: the same prompt is given twice")
+                raise UsageError(f"{option('prompt')}: the same prompt is given twice")
         if self.rewrite is not None and not self.rewrite.strip():
-            raise UsageError("--rewrite: is empty", hint="--rewrite 'shorten to 40 words'")
+            raise UsageError(f"{option('rewrite')}: is empty", hint=option("rewrite", "shorten to 40 words"))
         if self.rewrite == "@":
-            raise UsageError("--rewrite @: names no file", hint="--rewrite @shorter.txt")
+            raise UsageError(f"{option('rewrite', '@')}: names no file", hint=option("rewrite", "@shorter.txt"))
         if any(not turn.strip() for turn in self.turn):
-            raise UsageError("--turn: is empty", hint="--turn 'What happens then?'")
+            raise UsageError(f"{option('turn')}: is empty", hint=option("turn", "What happens then?"))
 
 
 #: Fields of which only one may be given.
@@ -374,6 +372,15 @@ _EXCLUSIVE = (
 )
 
 
+#: Key of the profile of each keyword that is one.
+KEYWORDS: dict[str, str] = {
+    name: f"{section}.{name}"
+    for section, model in (("models", ModelsSection), ("video", VideoSection), ("generate", GenerateSection))
+    for name, field in model.model_fields.items()
+    if any(isinstance(one, Flag) for one in field.metadata)
+}
+
+
 def split_keywords(options: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
     """Return the fields of a run among keywords, and the keys of its profile by dotted name.
 
@@ -382,12 +389,6 @@ def split_keywords(options: Mapping[str, object]) -> tuple[dict[str, object], di
     Raises:
         UsageError: a keyword is neither, a key is set twice, or the overrides are no mapping.
     """
-    keys = {
-        name: f"{section}.{name}"
-        for section, model in (("models", ModelsSection), ("video", VideoSection), ("generate", GenerateSection))
-        for name, field in model.model_fields.items()
-        if any(isinstance(one, Flag) for one in field.metadata)
-    }
     given = options.get("overrides") or {}
     if not isinstance(given, Mapping):
         raise UsageError("overrides: must be a dictionary with dotted keys", hint='{"prune.alpha": 0.8}')
@@ -396,27 +397,38 @@ def split_keywords(options: Mapping[str, object]) -> tuple[dict[str, object], di
     for name, value in options.items():
         if name in RunSpec.model_fields and name != "overrides":
             fields[name] = value
-        elif name in keys and keys[name] in overrides:
-            raise UsageError(f"{name}: is set twice, {keys[name]} in overrides too")
-        elif name in keys:
-            overrides |= {} if value is None else {keys[name]: value}
+        elif name in KEYWORDS and KEYWORDS[name] in overrides:
+            raise UsageError(f"{name}: is set twice, {KEYWORDS[name]} in overrides too")
+        elif name in KEYWORDS:
+            overrides |= {} if value is None else {KEYWORDS[name]: value}
         elif name != "overrides":
-            close = nearest(name, [*RunSpec.model_fields, *keys])
+            close = nearest(name, [*RunSpec.model_fields, *KEYWORDS])
             raise UsageError(f"{name}: is not an option of a run", hint=f"did you mean {close}?" if close else None)
     return fields, overrides
 
 
-def flag_of(field: str) -> str:
+def spell_keyword(name: str, value: object) -> str:
+    """Spell an option as a keyword of :func:`vidspec.run`: ``segment='30s'``, and ``frames=4`` for ``video.frames``."""
+    keyword = name.rpartition(".")[2]
+    if KEYWORDS.get(keyword) == name:
+        return spell_argument(keyword, value)
+    if "." in name and value is not None:
+        return f'overrides={{"{name}": {value!r}}}'
+    return spell_argument(name, value)
+
+
+def flag_of(name: str) -> str:
     """Return the option of a field: ``--max-fetch``."""
-    return "--json" if field == "json_object" else f"--{field.replace('_', '-')}"
+    flag = next((one for one in RunSpec.model_fields[name].metadata if isinstance(one, Flag)), Flag())
+    return flag.names[0] if flag.names else f"--{name.replace('_', '-')}"
 
 
-def parse_size(text: str, option: str) -> int:
-    """Parse a size with or without a unit, in bytes."""
+def parse_size(text: str, origin: str) -> int:
+    """Parse a size with or without a unit, in bytes; ``origin`` names it in the error."""
     found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,3})?)\s*([kmgt]?)(i?)b?", text.strip().lower())
     size = int(float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2] or " ")) if found else 0
     if not 0 < size < 2**63:
-        raise UsageError(f"{option} {text}: must be a size, such as 500MB or 2GiB")
+        raise UsageError(f"{origin} {text}: must be a size, such as 500MB or 2GiB")
     return size
 
 
@@ -425,5 +437,5 @@ def parse_batch(text: str) -> int | None:
     if text == "auto":
         return None
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MANY):
-        raise UsageError(f"--batch {text}: must be auto or a number of clips, 1 or more")
+        raise UsageError(f"{option('batch', text)}: must be auto or a number of clips, 1 or more")
     return int(text)

@@ -14,6 +14,7 @@ from vidspec.config.part_sections import AcceptSection, DraftSection, LossySecti
 from vidspec.config.plugins import load_plugin
 from vidspec.config.sections import GenerateSection, ModelsSection, Section, VideoSection, WorkersSection
 from vidspec.drafting.base import DrafterKind, drafter_of
+from vidspec.errors import option
 from vidspec.lossy import lossy
 from vidspec.models.known_pairs import listed_draft
 from vidspec.pruning.base import pruners
@@ -190,7 +191,7 @@ class Profile(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Profile:
         for key, reason, instead in self._problems():
-            text = f"{key}: {reason}; nearest valid choice: {instead}"
+            text = f"{option(key)}: {reason}; nearest valid choice: {instead}"
             raise PydanticCustomError("combination", "{text}", {"text": text})
         return self
 

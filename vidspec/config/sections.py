@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from vidspec.bounds import FASTEST, MANY, SEED, STALL, THREADS
 from vidspec.config import values
 from vidspec.config.json_schema import fields_schema, json_grammar
+from vidspec.errors import option
 from vidspec.registry import OptionConflict, key
 
 if TYPE_CHECKING:
@@ -116,20 +117,30 @@ class ModelsSection(Section):
     def check(self, profile: Profile) -> Iterator[OptionConflict]:
         unnamed = self.target is not None and self.draft is None
         if self.captioner is not None and not profile.describes:
-            reason = "has no effect unless draft.contexts has caption"
+            reason = f"has no effect unless {option('draft.contexts')} has caption"
             yield OptionConflict("models.captioner", reason, "leave it out, or the profile tabed-mtcp")
         if self.pair is not None and (self.target is not None or self.draft is not None):
-            reason = "excludes models.target and models.draft"
-            yield OptionConflict("models.pair", reason, f"models.pair: {self.pair} alone")
+            reason = f"excludes {option('models.target')} and {option('models.draft')}"
+            yield OptionConflict("models.pair", reason, f"{option('models.pair', self.pair)} alone")
         if self.device_map is not None and self.device != "auto":
-            reason = f"{self.device} excludes models.device_map, which takes all devices"
-            yield OptionConflict("models.device", reason, "models.device: auto, and models.draft_device for the draft")
+            reason = f"{self.device} excludes {option('models.device_map')}, which takes all devices"
+            yield OptionConflict(
+                "models.device",
+                reason,
+                f"{option('models.device', 'auto')}, and {option('models.draft_device')} for the draft",
+            )
         if self.weights is not None and (self.quantization is not None or self.device_map is not None):
             key = "quantization" if self.quantization is not None else "device_map"
-            yield OptionConflict("models.weights", f"{self.weights} excludes models.{key}", f"models.{key} alone")
+            yield OptionConflict(
+                "models.weights",
+                f"{self.weights} excludes {option(f'models.{key}')}",
+                f"{option(f'models.{key}')} alone",
+            )
         if self.pair is None and self.target is None:
             yield OptionConflict(
-                "models.target", "is needed with models.draft", "name a target, or models.pair: embedded"
+                "models.target",
+                f"is needed with {option('models.draft')}",
+                f"name a target, or {option('models.pair', 'embedded')}",
             )
         if unnamed and profile.drafts_with_a_model and self.target is not None:
             from vidspec.models.unsupported import find_target_problem, nearest_target  # not needed for options' help
@@ -208,7 +219,9 @@ class VideoSection(Section):
 
     def check(self, profile: Profile) -> Iterator[OptionConflict]:
         if self.frames is not None and self.fps is not None:
-            yield OptionConflict("video.fps", "excludes video.frames", f"video.frames: {self.frames} alone")
+            yield OptionConflict(
+                "video.fps", f"excludes {option('video.frames')}", f"{option('video.frames', self.frames)} alone"
+            )
 
 
 class WorkersSection(Section):
@@ -303,12 +316,16 @@ class GenerateSection(Section):
     def _check_grammar(self, profile: Profile) -> Iterator[OptionConflict]:
         where = "generate.fields" if self.fields else "generate.json_schema"
         if self.fields and self.json_schema is not None:
-            yield OptionConflict(where, "excludes generate.json_schema", "one of the two")
+            yield OptionConflict(where, f"excludes {option('generate.json_schema')}", "one of the two")
         if self.stop:
-            yield OptionConflict("generate.stop", f"excludes {where}, which ends the text", "leave out generate.stop")
+            yield OptionConflict(
+                "generate.stop",
+                f"excludes {option(where)}, which ends the text",
+                f"leave out {option('generate.stop')}",
+            )
         if profile.draft.kind != "none" and not profile.rule.lossless:
-            reason = f"{profile.accept.rule} emits tokens that the grammar of {where} may forbid"
-            yield OptionConflict("accept.rule", reason, "accept.rule: exact")
+            reason = f"{profile.accept.rule} emits tokens that the grammar of {option(where)} may forbid"
+            yield OptionConflict("accept.rule", reason, option("accept.rule", "exact"))
         try:
             json_grammar(self.grammar_schema or "{}")
         except ModuleNotFoundError:
@@ -321,4 +338,8 @@ class GenerateSection(Section):
             yield from self._check_grammar(profile)
         if self.temperature > 0 and not profile.rule.draws:
             reason = f"{profile.accept.rule} compares greedy choices, and {self.temperature:g} samples tokens"
-            yield OptionConflict("generate.temperature", reason, "generate.temperature: 0, or accept.rule: exact")
+            yield OptionConflict(
+                "generate.temperature",
+                reason,
+                f"{option('generate.temperature', 0)}, or {option('accept.rule', 'exact')}",
+            )

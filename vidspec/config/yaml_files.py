@@ -96,14 +96,14 @@ def contains_word(path: Path, word: str) -> bool:
 
 
 def describe_error(error: ValidationError) -> tuple[str, str]:
-    """Return the key of the first problem (empty if it concerns several keys), and its message in one line."""
+    """Return the key of the first problem (empty if it concerns several keys), and what is wrong with it."""
     first = error.errors(include_url=False)[0]
     if first["type"] == "combination":
         return "", first["msg"]
     key = ".".join(str(part) for part in first["loc"])
     given = "" if first["type"] in ("name", "file", "missing") else f", not {_shortened_repr(first['input'])}"
     text = first["msg"].replace("Input should be", "must be").replace("String should", "must")
-    return key, f"{key}: {text[:1].lower()}{text[1:]}{given}"
+    return key, f"{text[:1].lower()}{text[1:]}{given}"
 
 
 def _shortened_repr(value: object) -> str:

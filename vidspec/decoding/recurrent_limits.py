@@ -6,41 +6,41 @@ from collections.abc import Callable
 
 from vidspec.config.profiles import Profile
 from vidspec.engine.recurrent import REACH
-from vidspec.errors import ProfileError
+from vidspec.errors import ProfileError, option
 
 __all__ = ["STATES", "check_states"]
 
 #: Limits of recurrent states: key, why, the nearest valid choice, and a test whether a profile exceeds them.
 STATES: tuple[tuple[str, str, str, Callable[[Profile], bool]], ...] = (
     (
-        "draft.topology: tree or adaptive",
+        f"{option('draft.topology')}: tree or adaptive",
         "have one past",
         "chain",
         lambda p: _drafts(p) and p.draft.topology != "chain",
     ),
     (
-        "draft.kind: sparse_kv, or self with draft.prefill: gather",
+        f"{option('draft.kind')}: sparse_kv, or self with {option('draft.prefill')} gather",
         "cannot be chosen from",
-        "draft.kind: model, or self with draft.prefill: again",
+        f"{option('draft.kind', 'model')}, or {option('draft.prefill', 'again')}",
         lambda p: p.drafter is not None and p.drafter.gathers and not p.concurrent,
     ),
-    ("lossy.method", "cannot be pruned", "none", lambda p: p.prunes_the_target),
+    (option("lossy.method"), "cannot be pruned", "none", lambda p: p.prunes_the_target),
     (
-        f"draft.gamma above {REACH // 2}",
+        f"{option('draft.gamma')} above {REACH // 2}",
         f"go back by {REACH} tokens",
         f"at most {REACH // 2}",
         lambda p: _drafts(p) and p.draft.gamma != "auto" and p.draft.gamma > REACH // 2,
     ),
     (
-        "schedule.startup: fit",
+        f"{option('schedule.startup')}: fit",
         f"go back by {REACH} tokens",
-        "schedule.startup: window",
+        option("schedule.startup", "window"),
         lambda p: p.schedule.kind == "parallel" and p.schedule.startup == "fit",
     ),
     (
-        "prune.when: late",
+        f"{option('prune.when')}: late",
         "cannot be chosen from",
-        "prune.when: wait",
+        option("prune.when", "wait"),
         lambda p: p.prune.when == "late" and p.schedule.prefill == "parallel",
     ),
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vidspec.config.schema import Profile
 from vidspec.display.state import ClipStates
-from vidspec.errors import OutputError, UsageError, VidspecError
+from vidspec.errors import OutputError, UsageError, VidspecError, option
 from vidspec.events.events import Opened, Prefilled
 from vidspec.events.record import Caption
 from vidspec.files import PICTURE, check_output, write_whole
@@ -32,16 +32,16 @@ def check_heatmap(file: Path, profile: Profile, inputs: Sequence[str]) -> None:
         UsageError: the file cannot be written, or the draft of ``profile`` does not see a subset of the visual tokens.
     """
     if file.suffix.lower() != ".png":
-        raise UsageError(f"--heatmap {file}: must end in .png")
+        raise UsageError(f"{option('heatmap', file)}: must end in .png")
     sees = profile.drafter.sees if profile.drafter is not None else None
     if (why := _NO_PICTURE.get(sees)) is not None:
         hint = "take a profile with a pruner, such as sd-attention"
-        raise UsageError(f"--heatmap {file}: the profile {profile.name} {why}", hint=hint)
+        raise UsageError(f"{option('heatmap', file)}: the profile {profile.name} {why}", hint=hint)
     names: dict[Path, None] = {}
     for clip in inputs:
         names[_picture_path(file, clip, names, several=len(inputs) > 1)] = None
     for name in names:
-        check_output(name, inputs, "--heatmap", PICTURE)
+        check_output(name, inputs, option("heatmap"), PICTURE)
 
 
 class HeatmapFiles(ClipStates):

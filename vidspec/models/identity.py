@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from vidspec.errors import ModelError, ProfileError
+from vidspec.errors import ModelError, ProfileError, option
 from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = [
@@ -90,7 +90,7 @@ def require_quantisable(target: VideoLanguageModel, precision: str) -> None:
     """
     if precision in ("int8", "int4") and target.unquantisable_reason is not None:
         raise ProfileError(
-            f"draft.precision {precision}: {target.name}: {target.unquantisable_reason}; "
+            f"{option('draft.precision')} {precision}: {target.name}: {target.unquantisable_reason}; "
             "nearest valid choice: as-target"
         )
 

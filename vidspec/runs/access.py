@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from vidspec.errors import UsageError, VideoError
+from vidspec.errors import UsageError, VideoError, option
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession, TraceRequestRedirectParams
@@ -117,7 +117,7 @@ def check_allowed_url(text: str) -> str:
     scheme, _, host = text.lower().rstrip("/").partition("://")
     if scheme not in SCHEMES or not (host == "*" or re.fullmatch(_URL, f"{scheme}://{host}")) or "/" in host:
         raise UsageError(
-            f"--allow-urls {text}: must be SCHEME://HOST",
+            f"{option('allow_urls', text)}: must be SCHEME://HOST",
             hint=f"write it like https://example.org, with a scheme of {', '.join(SCHEMES)}",
         )
     return f"{scheme}://{host}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from vidspec.errors import UsageError
+from vidspec.errors import UsageError, option
 from vidspec.files import NamedPath, check_distinct, check_output
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def writes_parts(spec: RunSpec, forms: Sequence[OutputFormat], entries: Sequence
     if not of_shards or spec.output_dir is None or not all(is_shard(entry.path) for entry in entries):
         return False
     if len(forms) > 1:
-        message = f"--format {of_shards[0].name} of shards excludes other formats"
+        message = f"{option('format', of_shards[0].name)} of shards excludes other formats"
         raise UsageError(message, hint="caption again into another format")
     return True
 
@@ -93,7 +93,7 @@ def plan_destinations(
         return [Destination(tuple(forms), parts=spec.output_dir)]
     if any(is_url(name or "") for name in (spec.output, spec.output_dir)):
         message = f"{spec.output or spec.output_dir}: a URL is an output of shards only"
-        hint = f"caption .tar or .parquet files with --format {SHARD_FORMAT} --output-dir URL"
+        hint = f"caption .tar or .parquet files with {option('format', SHARD_FORMAT)} {option('output_dir', 'URL')}"
         raise UsageError(message, hint=hint)
     cut = None if spec.cut is None else SegmentNames(make_format("txt"), spec.cut, None, profile.name)
     if cut is not None:
@@ -109,14 +109,14 @@ def plan_destinations(
         path = _path_for_all(spec, form, shard, several=len(forms) > 1)
         _check_place(path, form, forms, [place.path for place in destinations], several=found.several)
         if path is not None and spec.output is not None:
-            check_output(path, [entry.path for entry in entries], "--output")
+            check_output(path, [entry.path for entry in entries], option("output"))
         folder = path.parent if path else "."
         form = make_format(form.name, several=found.several, data=data, texts=texts, folder=folder)
         _check_clips(form, entries, cut)
         destinations.append(Destination((form,), path))
     if each and spec.output_dir is None and any(entry.shard for entry in entries):
-        message = f"--format {each[0].form.name}: a clip of a shard has no folder of its own"
-        raise UsageError(message, hint="name one with --output-dir DIR")
+        message = f"{option('format', each[0].form.name)}: a clip of a shard has no folder of its own"
+        raise UsageError(message, hint=f"name one with {option('output_dir', 'DIR')}")
     if each:
         check_sidecar_names(each, entries)
         destinations.append(Destination(tuple(one.form for one in each), names=tuple(each)))
@@ -125,7 +125,7 @@ def plan_destinations(
     _check_has_file(spec, destinations)
     _check_existing(spec, each or [one.segments for one in destinations if one.segments])
     if spec.output_dir is not None and os.path.exists(spec.output_dir) and not os.path.isdir(spec.output_dir):
-        raise UsageError(f"--output-dir {spec.output_dir}: is not a folder")
+        raise UsageError(f"{option('output_dir', spec.output_dir)}: is not a folder")
     return destinations
 
 
@@ -142,10 +142,12 @@ def _check_has_file(spec: RunSpec, destinations: Sequence[Destination]) -> None:
     """Refuse options about earlier output if the run writes standard output alone."""
     if any(one.path or one.names or one.segments for one in destinations):
         return
-    for option in ("overwrite", "retry_failed", "checksum"):
-        if getattr(spec, option):
-            name = option.replace("_", "-")
-            raise UsageError(f"--{name} needs an output file", hint="name one with -o FILE or --output-dir DIR")
+    for name in ("overwrite", "retry_failed", "checksum"):
+        if getattr(spec, name):
+            raise UsageError(
+                f"{option(name)} needs an output file",
+                hint=f"name one with {option('output', 'FILE')} or {option('output_dir', 'DIR')}",
+            )
 
 
 def _check_cut(names: SegmentNames, spec: RunSpec, forms: Sequence[OutputFormat], entries: Sequence[Job]) -> None:
@@ -153,29 +155,35 @@ def _check_cut(names: SegmentNames, spec: RunSpec, forms: Sequence[OutputFormat]
     from vidspec.runs.stores import is_url
 
     if wrong := next((form.name for form in forms if writes_clip_file(spec, form) and form.name != "txt"), None):
-        message = f"--format {wrong}: --cut writes each caption as text, and no file beside the whole clip"
-        raise UsageError(message, hint="leave out --format, or name a file with --output")
+        message = (
+            f"{option('format', wrong)}: {option('cut')} writes each caption as text, and no file beside the whole clip"
+        )
+        raise UsageError(message, hint=f"leave out {option('format')}, or name a file with {option('output')}")
     folder = os.path.realpath(spec.cut or "")
     if is_url(spec.cut or "") or (os.path.exists(folder) and not os.path.isdir(folder)):
-        raise UsageError(f"--cut {spec.cut}: is not a folder")
+        raise UsageError(f"{option('cut', spec.cut)}: is not a folder")
     for path in spec.paths:
         if os.path.isdir(path) and os.path.commonpath((folder, os.path.realpath(path))) == os.path.realpath(path):
-            message = f"--cut {spec.cut}: is in {path}, so that the next run would take the segments for clips"
+            message = f"{option('cut', spec.cut)}: is in {path}, so that the next run would take the segments for clips"
             raise UsageError(message, hint="name a folder elsewhere")
     owners: dict[Path, Job] = {}
     for job in entries:
         other = owners.setdefault(names.video(job), job)
         if other is not job:
-            message = f"--cut {spec.cut}: the segments of {other.path} and {job.path} would share the names of files"
+            message = (
+                f"{option('cut', spec.cut)}: the segments of {other.path} and {job.path} would share the names of files"
+            )
             raise UsageError(message, hint="caption them into folders of their own")
 
 
 def _check_existing(spec: RunSpec, each: Sequence[SidecarNames]) -> None:
     """Refuse ``--existing`` without a file for each clip, and ``use`` without one that holds text alone."""
     if spec.existing is not None and not each:
-        raise UsageError(f"--existing {spec.existing} needs a file for each clip", hint="--format txt")
+        raise UsageError(
+            f"{option('existing', spec.existing)} needs a file for each clip", hint=option("format", "txt")
+        )
     if spec.existing == "use" and not any(names.form.suffix == ".txt" for names in each):
-        raise UsageError("--existing use needs files of text", hint="--format txt")
+        raise UsageError(f"{option('existing', 'use')} needs files of text", hint=option("format", "txt"))
 
 
 def writes_clip_file(spec: RunSpec, form: OutputFormat) -> bool:
@@ -207,18 +215,19 @@ def _check_place(
     names = ",".join(one.name for one in forms)
     if path is None and form.update == "end":
         raise UsageError(
-            f"--format {form.name} needs a file", hint=f"name one with -o FILE{form.suffix} or --output-dir DIR"
+            f"{option('format', form.name)} needs a file",
+            hint=f"name one with {option('output', 'FILE' + form.suffix)} or {option('output_dir', 'DIR')}",
         )
     if path in taken:
         if path is None:
-            message = f"--format {names}: standard output takes one format"
-            raise UsageError(message, hint="name one with -o FILE or --output-dir DIR")
-        raise UsageError(f"--format {names}: two formats would share the file {path}")
+            message = f"{option('format', names)}: standard output takes one format"
+            raise UsageError(message, hint=f"name one with {option('output', 'FILE')} or {option('output_dir', 'DIR')}")
+        raise UsageError(f"{option('format', names)}: two formats would share the file {path}")
     streams = path is None and form.update == "append"
     regular = path is None or not path.exists() or path.is_file()
     if several and form.one_clip and regular and not streams:
-        hint = f"give --format {form.name} without --output"
-        raise UsageError(f"--format {form.name}: several clips need a file each", hint=hint)
+        hint = f"give {option('format', form.name)} without {option('output')}"
+        raise UsageError(f"{option('format', form.name)}: several clips need a file each", hint=hint)
 
 
 def check_files_distinct(
@@ -237,20 +246,18 @@ def check_files_distinct(
     parts = any(place.parts is not None for place in destinations)  # PartFiles compares them with their shards
     inputs = () if parts else (path for path in spec.paths or () if not is_url(path))
     read: list[NamedPath] = [("input", path) for path in inputs]
-    read += [("--from-file", path) for path in spec.from_file or ()]
-    read += [("--manifest", path) for path in spec.manifest or ()]
+    read += [(option("from_file"), path) for path in spec.from_file or ()]
+    read += [(option("manifest"), path) for path in spec.manifest or ()]
     read += [
-        ("--prompt-file", spec.prompt_file),
-        ("--rewrite", spec.rewrite_path),
-        ("--profile", profile[0] if profile else None),
+        (option("prompt_file"), spec.prompt_file),
+        (option("rewrite"), spec.rewrite_path),
+        (option("profile"), profile[0] if profile else None),
         ("the config", config),
     ]
     others: list[NamedPath] = [
-        (f"--{name.replace('_', '-')}", path)
-        for name in ("trace", "heatmap", "report")
-        if (path := getattr(spec, name)) is not None
+        (option(name), path) for name in ("trace", "heatmap", "report") if (path := getattr(spec, name)) is not None
     ]
-    output = "--output" if spec.output is not None else "--output-dir"
+    output = option("output") if spec.output is not None else option("output_dir")
     written: list[NamedPath] = [(output, place.path) for place in destinations]
     for place in destinations:
         if place.path is not None and not place.forms[0].is_journal:
@@ -315,8 +322,10 @@ def _renderer(
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"--output-dir {path.parent}: cannot be made: {error.strerror or error}") from None
-        check_output(path, [entry.path for entry in entries], "--output-dir")
+            raise UsageError(
+                f"{option('output_dir', path.parent)}: cannot be made: {error.strerror or error}"
+            ) from None
+        check_output(path, [entry.path for entry in entries], option("output_dir"))
     if path.exists() and not path.is_file():
         return Stream(FileLines(path), form)
     return RunFile(path, form)

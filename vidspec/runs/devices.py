@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from vidspec.errors import DeviceError, UsageError
+from vidspec.errors import DeviceError, UsageError, option
 from vidspec.events.tally import counted
 from vidspec.runs.feed import cores
 from vidspec.runs.pool import DeviceGroup
@@ -41,13 +41,16 @@ def device_groups(
     size = _group_size(profile, gpus, wanted or 1)
     count = wanted or max(1, gpus // size)
     if count > 1 and device.startswith("cuda:") and device != "cuda:0":
-        raise UsageError(f"--replicas {count}: models.device names one device, {device}", hint="--device cuda")
+        raise UsageError(
+            f"{option('replicas', count)}: {option('models.device')} names one device, {device}",
+            hint=option("models.device", "cuda"),
+        )
     if gpus:
         if count * size > gpus and (count > 1 or ray):
             each = f" of {size} each" if size > 1 else ""
             limit = max(1, gpus // size)
-            message = f"--replicas {count}{each}: this machine has {counted(gpus, 'GPU')}"
-            raise DeviceError(message, hint=f"--replicas {limit}")
+            message = f"{option('replicas', count)}{each}: this machine has {counted(gpus, 'GPU')}"
+            raise DeviceError(message, hint=option("replicas", limit))
         if ray:
             return [DeviceGroup(gpus=size)] * count
         if count == 1:
@@ -73,7 +76,7 @@ def _group_size(profile: Profile, gpus: int, count: int) -> int:
 
 def _parse_count(text: str | None) -> int:
     if text is None or not text.isdigit() or int(text) < 1:
-        raise UsageError(f"--replicas {text}: must be a number or auto")
+        raise UsageError(f"{option('replicas', text)}: must be a number or auto")
     return int(text)
 
 

@@ -17,7 +17,7 @@ from sys import intern
 from tempfile import TemporaryFile
 from typing import BinaryIO, NamedTuple, cast, overload
 
-from vidspec.errors import UsageError
+from vidspec.errors import UsageError, option
 from vidspec.escaping import one_line
 from vidspec.events.record import RecordDict, checking_records
 from vidspec.files import encode_line
@@ -182,10 +182,12 @@ def render_records(records: MergedRecords, form: OutputFormat, *, measured: bool
     with checking_records("merge"):
         if form.one_clip:
             if len({record["job"]["clip"] for record in records}) > 1:
-                raise UsageError(f"--format {form.name}: several clips need a file each")
+                raise UsageError(f"{option('format', form.name)}: several clips need a file each")
             yield encode_line(form.document(records) or "")
         elif form.measured and not measured:
-            raise UsageError(f"--format {form.name}: these records hold no measurements", hint="--format jsonl")
+            raise UsageError(
+                f"{option('format', form.name)}: these records hold no measurements", hint=option("format", "jsonl")
+            )
         elif form.update == "append":
             for line in chain((form.header,), map(form.line, records)):
                 if line is not None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
-from vidspec.errors import OutputError, UsageError
+from vidspec.errors import OutputError, UsageError, option
 from vidspec.events.record import RecordDict
 from vidspec.files import back_up
 from vidspec.runs.formats.base import PartFormat, PartSummary
@@ -65,7 +65,9 @@ class PartFiles(Renderer):
         if len(set(names.values())) < len(names):
             raise UsageError("two shards of one name would share a part", hint="caption them into folders of their own")
         if set(map(_absolute, names)) & set(map(_absolute, names.values())):
-            raise UsageError(f"--output-dir {folder}: captions would replace their shards", hint="name another folder")
+            raise UsageError(
+                f"{option('output_dir', folder)}: captions would replace their shards", hint="name another folder"
+            )
         if not (store.read_only or is_url(folder)):
             make_folder(Path(folder))
         existing = list_names(folder)
@@ -96,7 +98,7 @@ class PartFiles(Renderer):
         part = self.finished.get(shard.path)
         if part is not None and set(part.settings) - {settings}:
             message = f"{self.name(shard.path)}: was made with other settings"
-            raise UsageError(message, hint="give --overwrite, or another --output-dir")
+            raise UsageError(message, hint=f"give {option('overwrite')}, or another {option('output_dir')}")
         return part
 
     def begin(self, shard: Job) -> None:
@@ -161,7 +163,9 @@ class PartFiles(Renderer):
         """
         summary = self._read(name, self.form.read_summary)
         if summary is None:
-            raise UsageError(f"{name}: exists already, and holds no captions", hint="name another --output-dir")
+            raise UsageError(
+                f"{name}: exists already, and holds no captions", hint=f"name another {option('output_dir')}"
+            )
         return summary
 
     def _read(self, name: str, read: Callable[[BinaryIO], T]) -> T:

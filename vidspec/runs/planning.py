@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from vidspec.config.run_spec import RunSpec, flag_of
-from vidspec.errors import UsageError, VideoError
+from vidspec.config.run_spec import RunSpec
+from vidspec.errors import UsageError, VideoError, option
 from vidspec.events.tally import counted
 from vidspec.files import check_output
 from vidspec.runs.destinations import (
@@ -139,7 +139,7 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
 
     reporter = reporter or RunReporter()
     if spec.template is not None:
-        check_template(spec.template, "--template")
+        check_template(spec.template, option("template"))
     begin, end = clip_range(spec)
     defaults = read_config()
     sources = input_sources(spec)
@@ -214,18 +214,20 @@ def _check_rows(spec: RunSpec, paths: Sequence[str]) -> None:
     """Refuse options about the rows of Parquet files if there are none."""
     if any(path.lower().endswith(".parquet") for path in paths):
         return
-    for option in ("column", "allow_paths", "allow_urls"):
-        if getattr(spec, option):
-            raise UsageError(f"{flag_of(option)} needs a Parquet file among the inputs")
+    for name in ("column", "allow_paths", "allow_urls"):
+        if getattr(spec, name):
+            raise UsageError(f"{option(name)} needs a Parquet file among the inputs")
 
 
 def _check_shards(spec: RunSpec) -> None:
     """Refuse options that need clips in files of their own."""
     if spec.checksum:
         hint = "leave it out: clips in a tar are recognised by the size and time stored there, also in a copy of it"
-        raise UsageError("--checksum needs clips that are files, not shards", hint=hint)
+        raise UsageError(f"{option('checksum')} needs clips that are files, not shards", hint=hint)
     if spec.heatmap is not None:
-        raise UsageError("--heatmap needs clips that are files, not shards", hint="unpack some clips of interest")
+        raise UsageError(
+            f"{option('heatmap')} needs clips that are files, not shards", hint="unpack some clips of interest"
+        )
 
 
 def _open_shards(
@@ -249,7 +251,7 @@ def _check_files(spec: RunSpec, profile: Profile, clips: Sequence[str]) -> None:
     if spec.trace is not None:
         from vidspec.runs.trace_file import TRACE
 
-        check_output(spec.trace, clips, "--trace", TRACE)
+        check_output(spec.trace, clips, option("trace"), TRACE)
     if spec.heatmap is not None:
         from vidspec.display.heatmap_files import check_heatmap
 
@@ -265,6 +267,9 @@ def _check_questions(how: JobConfig, forms: Sequence[OutputFormat], entries: Seq
     if not any(how.questions_of(entry) for entry in entries):
         return
     if how.segment is not None:
-        raise UsageError("--segment and several questions of a manifest exclude each other")
+        raise UsageError(f"{option('segment')} and several questions of a manifest exclude each other")
     if one := [form.name for form in forms if form.one_clip]:
-        raise UsageError(f"--format {one[0]}: holds one caption per clip, not several answers", hint="--format jsonl")
+        raise UsageError(
+            f"{option('format', one[0])}: holds one caption per clip, not several answers",
+            hint=option("format", "jsonl"),
+        )

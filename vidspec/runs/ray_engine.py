@@ -8,7 +8,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
-from vidspec.errors import DeviceError, UsageError
+from vidspec.errors import DeviceError, UsageError, option
 from vidspec.runs.job import Job, JobConfig
 from vidspec.runs.pool import CaptionerFactory, DeviceGroup, WorkerExit, WorkerMessage, run_on_workers, serve_jobs
 
@@ -30,13 +30,13 @@ def connect_ray(address: str | None = None) -> ModuleType:
     try:
         ray = import_module("ray")
     except ImportError as error:
-        raise UsageError(f"--engine ray needs Ray ({error})", hint="pip install ray") from None
+        raise UsageError(f"{option('engine', 'ray')} needs Ray ({error})", hint="pip install ray") from None
     if not ray.is_initialized():
         try:
             ray.init(address=address, logging_level=logging.WARNING)
         except Exception as error:  # of a slow start Ray raises a plain one
             hint = (
-                "--replicas alone uses this machine without Ray"
+                f"{option('replicas')} alone uses this machine without Ray"
                 if address is None
                 else "set RAY_AUTH_MODE=token if the cluster has tokens"
             )

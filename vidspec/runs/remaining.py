@@ -11,7 +11,7 @@ from concurrent.futures import wait
 from itertools import chain, filterfalse
 from typing import NamedTuple, TypeAlias
 
-from vidspec.errors import LostOutputError, OutputError, UsageError, VideoError
+from vidspec.errors import LostOutputError, OutputError, UsageError, VideoError, option
 from vidspec.events.observer import ClipPart, RunObserver
 from vidspec.events.tally import Tally
 from vidspec.runs.containers import shard_members
@@ -145,7 +145,9 @@ def plan_shards(
             try:
                 jobs = shard_members(shard, column, settings.config.fetch, settings.config.named_fields)
                 if number == 1 and settings.config.template is not None:
-                    check_template(settings.config.template, "--template", {key for job in jobs for key in job.fields})
+                    check_template(
+                        settings.config.template, option("template"), {key for job in jobs for key in job.fields}
+                    )
                 files.begin(shard)
                 counts = Tally()
                 left = plan_clips(jobs, store, settings, counts, retry=retry, at=number)

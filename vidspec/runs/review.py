@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 from vidspec.bounds import LONGEST_PROMPT
 from vidspec.display.pages.review import ReviewRow
-from vidspec.errors import OutputError, UsageError
+from vidspec.errors import OutputError, UsageError, option
 from vidspec.escaping import one_line
 from vidspec.events.record import Caption, RecordDict, checking_records
 from vidspec.files import decode_text, encode_line, read_whole, write_whole
@@ -95,8 +95,8 @@ def check_reviewable(planned: RunPlan) -> SidecarNames:
     """
     several = [names for place in planned.destinations for names in place.names]
     if len(several) != 1 or len(planned.destinations) != 1 or several[0].form.suffix == ".json":
-        message = f"--format {planned.spec.format}: review edits one file of text for each clip"
-        raise UsageError(message, hint="give --format txt, which caption and review both take")
+        message = f"{option('format', planned.spec.format)}: review edits one file of text for each clip"
+        raise UsageError(message, hint=f"give {option('format', 'txt')}, which caption and review both take")
     for job in planned.entries:
         if job.shard is not None or is_shard(job.path) or is_url(job.path):
             raise UsageError(f"{job.path}: review needs clips that are files", hint="unpack or fetch them")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vidspec.errors import OutputError, UsageError
+from vidspec.errors import OutputError, UsageError, option
 from vidspec.events.record import RecordDict
 from vidspec.files import back_up, backup_of, encode_line, write_whole
 from vidspec.runs.formats.base import OutputFormat, format_names, make_format
@@ -102,8 +102,8 @@ class RunFile(Renderer):
             others = map(make_format, format_names())
             other = next(one.name for one in others if one.is_journal and one.measured != self.form.measured)
             raise UsageError(
-                f"{self.path}: holds records of --format {other}",
-                hint="keep to that format, or start over with --overwrite",
+                f"{self.path}: holds records of {option('format', other)}",
+                hint=f"keep to that format, or start over with {option('overwrite')}",
             )
 
     def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:

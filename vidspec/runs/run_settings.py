@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from vidspec.bounds import LONGEST_PROMPT
 from vidspec.config.json_schema import ANY_OBJECT
 from vidspec.config.prompts import EVENTS_SCHEMA, style, style_schema
-from vidspec.config.run_spec import RunSpec, flag_of, parse_batch, parse_size
-from vidspec.errors import UsageError
+from vidspec.config.run_spec import RunSpec, parse_batch, parse_size
+from vidspec.errors import UsageError, option
 from vidspec.files import read_text
 from vidspec.runs.rendering import check_names, check_template
 
@@ -49,13 +49,15 @@ def check_fields(spec: RunSpec, entries: Sequence[Job]) -> None:
     from vidspec.runs.inputs import is_shard
 
     names = {"existing"}.union(*(one.columns for one in entries))
-    for option, texts in (("--prompt", spec.prompt), ("--turn", spec.turn)):
+    for name, texts in (("prompt", spec.prompt), ("turn", spec.turn)):
         for text in texts:
-            check_names(text, option, names)
-    check_names(spec.rewrite or "", "--rewrite", {*names, "caption"})
+            check_names(text, option(name), names)
+    check_names(spec.rewrite or "", option("rewrite"), {*names, "caption"})
     if spec.template is not None and not any(is_shard(one.path) for one in entries):
         fields = dict.fromkeys(("existing",) if spec.existing == "use" else ())
-        check_template(spec.template, "--template", fields | {name: None for one in entries for name in one.fields})
+        check_template(
+            spec.template, option("template"), fields | {name: None for one in entries for name in one.fields}
+        )
 
 
 def fetch_limits_of(spec: RunSpec) -> FetchLimits:
@@ -69,10 +71,10 @@ def fetch_limits_of(spec: RunSpec) -> FetchLimits:
 
     for folder in spec.allow_paths:
         if not os.path.isdir(folder):
-            raise UsageError(f"--allow-paths {folder}: there is no such folder")
+            raise UsageError(f"{option('allow_paths', folder)}: there is no such folder")
     urls = tuple(map(check_allowed_url, spec.allow_urls))
     access = Access(spec.allow_paths, urls).with_typed(*spec.paths)
-    return FetchLimits(spec.timeout, parse_size(spec.max_fetch, "--max-fetch"), access)
+    return FetchLimits(spec.timeout, parse_size(spec.max_fetch, option("max_fetch")), access)
 
 
 def clip_range(spec: RunSpec) -> tuple[float | None, float | None]:
@@ -83,9 +85,9 @@ def clip_range(spec: RunSpec) -> tuple[float | None, float | None]:
     """
     from vidspec.runs.manifests import parse_time
 
-    start, end = parse_time(spec.start, "--start"), parse_time(spec.end, "--end")
+    start, end = parse_time(spec.start, option("start")), parse_time(spec.end, option("end"))
     if end is not None and end <= (start or 0.0):
-        raise UsageError(f"--end {spec.end}: must be after --start {spec.start or 0}")
+        raise UsageError(f"{option('end', spec.end)}: must be after {option('start', spec.start or 0)}")
     return start, end
 
 
@@ -100,11 +102,9 @@ def input_sources(spec: RunSpec) -> InputSources:
     if not (spec.paths or spec.from_file or spec.manifest):
         raise UsageError("Missing argument 'PATH'.", hint="see `vidspec caption --help`")
     lists = bool(spec.from_file) or any(path == "-" or os.path.isdir(path) for path in spec.paths)
-    for option in ("include", "exclude", "include_images"):
-        if getattr(spec, option) and not lists:
-            raise UsageError(
-                f"{flag_of(option)} needs a folder or a list", hint="name the clips alone, or their folder"
-            )
+    for name in ("include", "exclude", "include_images"):
+        if getattr(spec, name) and not lists:
+            raise UsageError(f"{option(name)} needs a folder or a list", hint="name the clips alone, or their folder")
     return InputSources(
         spec.paths, spec.from_file, spec.manifest, spec.include, spec.exclude, images=spec.include_images
     )
@@ -131,7 +131,7 @@ def _prompt(spec: RunSpec) -> str | None:
         return style(spec.style)
     if spec.prompt_file is None:
         return spec.prompt[0] if len(spec.prompt) == 1 else None
-    return _prompt_in(spec.prompt_file, f"--prompt-file {spec.prompt_file}")
+    return _prompt_in(spec.prompt_file, option("prompt_file", spec.prompt_file))
 
 
 def _prompt_in(path: Path, origin: str) -> str:
@@ -155,7 +155,7 @@ def output_formats(spec: RunSpec, defaults: UserConfig) -> tuple[OutputFormat, .
     from vidspec.runs.formats.base import DEFAULT_FORMAT, SHARD_FORMAT, format_of_suffix, make_format
     from vidspec.runs.inputs import is_shard
 
-    names, origin = spec.format, f"--format {spec.format}"
+    names, origin = spec.format, option("format", spec.format)
     if names is None and spec.output is not None:
         names = format_of_suffix(spec.output)
     if names is None and spec.cut is not None:
@@ -167,7 +167,7 @@ def output_formats(spec: RunSpec, defaults: UserConfig) -> tuple[OutputFormat, .
     for form in forms:
         if form.requires is not None:
             package = form.requires
-            _require_package(f"--format {form.name}", package.name, (package.module,), package.install)
+            _require_package(option("format", form.name), package.name, (package.module,), package.install)
     return forms
 
 
@@ -213,11 +213,11 @@ def joined_list_note(spec: RunSpec, forms: Sequence[OutputFormat]) -> str | None
     )
 
 
-def _require_package(option: str, package: str, modules: Sequence[str], hint: str) -> None:
+def _require_package(what: str, package: str, modules: Sequence[str], hint: str) -> None:
     """Refuse an option whose optional package is missing before any model is loaded."""
     for module in modules:
         if find_spec(module) is None:
-            raise UsageError(f"{option} needs {package}, and module {module} is not installed", hint=hint)
+            raise UsageError(f"{what} needs {package}, and module {module} is not installed", hint=hint)
 
 
 def _check_av() -> None:
@@ -239,27 +239,37 @@ def job_config(spec: RunSpec, profile: Profile) -> JobConfig:
 
     if spec.verify and not profile.token_for_token:
         raise UsageError(
-            f"--verify compares tokens, and those that {profile.name} samples with temperature "
+            f"{option('verify')} compares tokens, and those that {profile.name} samples with temperature "
             f"{profile.generate.temperature:g} are plain decoding's in distribution only",
-            hint="set --temperature 0, or --set draft.gamma=auto, which drafts greedily",
+            hint=f"set {option('generate.temperature', 0)}, or {option('draft.gamma', 'auto')}, which drafts greedily",
         )
     _check_av()
     video = profile.video.arguments
     if spec.segment == "scenes":
-        _require_package("--segment scenes", "PySceneDetect", ("scenedetect", "cv2"), "pip install scenedetect")
+        _require_package(
+            option("segment", "scenes"), "PySceneDetect", ("scenedetect", "cv2"), "pip install scenedetect"
+        )
     if video["decoder"] == "decord":
-        _require_package("--decoder decord", "decord", ("decord",), "pip install decord, or --decoder auto")
+        _require_package(
+            option("video.decoder", "decord"),
+            "decord",
+            ("decord",),
+            f"pip install decord, or {option('video.decoder', 'auto')}",
+        )
     if video["decoder"] not in ("auto", "av", "decord"):
         from vidspec.video.decode_hardware import HardwareDecoder
 
         HardwareDecoder(video["decoder"])  # raises if unavailable
     if spec.engine == "ray":
-        _require_package("--engine ray", "Ray", ("ray",), "pip install ray")
+        _require_package(option("engine", "ray"), "Ray", ("ray",), "pip install ray")
     file = spec.rewrite_path
-    rewrite = spec.rewrite if file is None else _prompt_in(file, f"--rewrite @{file}")
+    rewrite = spec.rewrite if file is None else _prompt_in(file, option("rewrite", f"@{file}"))
     events = profile.generate.json_schema == EVENTS_SCHEMA
     if events and rewrite is not None:
-        raise UsageError("--rewrite and timed events exclude each other", hint="leave out --rewrite or --style events")
+        raise UsageError(
+            f"{option('rewrite')} and timed events exclude each other",
+            hint=f"leave out {option('rewrite')} or {option('style', 'events')}",
+        )
     several = spec.turn or (spec.prompt if len(spec.prompt) > 1 else ())
     return JobConfig(
         video=video,

@@ -7,7 +7,7 @@ import os
 from importlib import import_module
 from itertools import pairwise
 
-from vidspec.errors import UsageError, VideoError
+from vidspec.errors import UsageError, VideoError, option
 from vidspec.runs.manifests import parse_seconds
 
 __all__ = ["cut_clip", "fixed_segments", "parse_segment", "scene_segments"]
@@ -34,7 +34,9 @@ def parse_segment(text: str | None) -> float | str | None:
     except ValueError:
         length = 0.0
     if not (math.isfinite(length) and length >= MIN_SECONDS):
-        raise UsageError(f"--segment {text}: must be scenes or a length such as 30s, of {MIN_SECONDS:g} s or more")
+        raise UsageError(
+            f"{option('segment', text)}: must be scenes or a length such as 30s, of {MIN_SECONDS:g} s or more"
+        )
     return length
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from vidspec.errors import OutputError, UsageError
+from vidspec.errors import OutputError, UsageError, option
 from vidspec.runs.job import Job
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def parse_shard(text: str | None) -> Shard | None:
         return None
     match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
     if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise UsageError(f"--shard {text}: must be I/N with I from 1 to N, such as 1/8")
+        raise UsageError(f"{option('shard', text)}: must be I/N with I from 1 to N, such as 1/8")
     return Shard(int(match[1]), int(match[2]))
 
 
@@ -130,10 +130,13 @@ def array_shard(task: int, array: JobArray, begun: JobArray | None) -> Shard | N
     shard = (begun or array).shard(task)
     if shard is None and begun is not None:
         message = f"the job array {begun} began this output, and task {task} is not one of its tasks"
-        raise UsageError(message, hint="name another output, give --shard I/N, or start over with --overwrite")
+        raise UsageError(
+            message,
+            hint=f"name another output, give {option('shard', 'I/N')}, or start over with {option('overwrite')}",
+        )
     if shard is None:
         message = f"SLURM_ARRAY_TASK_ID {task} is not one of {array.tasks} tasks in regular steps"
-        raise UsageError(message, hint="give --shard I/N")
+        raise UsageError(message, hint=f"give {option('shard', 'I/N')}")
     return shard if shard.count > 1 else None
 
 
@@ -214,7 +217,7 @@ def _check_count(spec: RunSpec, folder: Path, count: int) -> None:
     for name in names:
         if (match := part.fullmatch(name)) and int(match[1]) != count:
             message = f"{folder / name}: is a part of {match[1]}, and this job array has {count} tasks"
-            hint = f"give --shard I/{match[1]} to do one of those parts again, or name another output"
+            hint = f"give {option('shard', 'I/' + match[1])} to do one of those parts again, or name another output"
             raise UsageError(message, hint=hint)
 
 

@@ -165,9 +165,8 @@ class _Api:
         try:
             return self.captioner.client.setup_of(chat.caption)
         except ProfileError as error:
-            key = next((key for key in chat.named if f"generate.{key}" in error.message), "")
-            name = chat.named.get(key)
-            raise ApiError(error.message.replace(f"generate.{key}", name or ""), name) from error
+            error.spelling = chat.spell
+            raise ApiError(error.message, chat.named.get((error.field or "").removeprefix("generate."))) from error
 
     async def _receive(self, request: Request, body: bytearray) -> None:
         """Add the request's body to ``body``, of bounded size and without long pauses, and count its bytes."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, FailFast, Field, StrictBool, StrictFloat, StrictInt, ValidationError
 
+from vidspec.errors import spell_argument
 from vidspec.models.request import CaptionOptions, CaptionRequest, DialogueTurn, make_request
 from vidspec.serve.config import ApiError
 
@@ -189,6 +190,11 @@ class ChatRequest(NamedTuple):
     named: dict[str, str]
     body: _Body
     nbytes: int
+
+    def spell(self, name: str, value: object) -> str:
+        """Spell an option as the field of the request that sets it."""
+        key = self.named.get(name.removeprefix("generate."))
+        return spell_argument(name, value) if key is None else key if value is None else f"{key}: {json.dumps(value)}"
 
 
 def parse_chat(content: bytes | bytearray, warn: Callable[[str], None], max_frames: int = 512) -> ChatRequest:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from vidspec.baselines.base import WholeBlocks, whole_blocks
 from vidspec.baselines.pruner import TargetPruner
-from vidspec.errors import ProfileError
+from vidspec.errors import ProfileError, option
 from vidspec.lossy import lossy
 from vidspec.pruning.base import token_grid
 from vidspec.registry import key
@@ -92,8 +92,8 @@ class DyCokeTargetPruner(TargetPruner):
         available = 1 - 0.75 * merge  # three of four frames are merged
         if keep is None and retention > available:
             raise ProfileError(
-                f"lossy.retention: {retention:g} is more than the {available:g} that merging leaves",
-                hint=f"lossy.merge: {(1 - retention) / 0.75:.2g} leaves as much",
+                f"{option('lossy.retention')}: {retention:g} is more than the {available:g} that merging leaves",
+                hint=f"{option('lossy.merge', round((1 - retention) / 0.75, 2))} leaves as much",
             )
         self.merge, self.keep, self.similarity, self.retention = merge, keep, similarity, retention
         self.layer = 3 if layer is None else layer

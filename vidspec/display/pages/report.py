@@ -20,7 +20,7 @@ from vidspec.display.pages.page import Page, RecordMapping, section
 from vidspec.display.pages.pictures import DrawFrames, change_reason, draw_frames, draw_thumbnails
 from vidspec.display.pages.timeline import from_chrome
 from vidspec.display.state import ClipStates
-from vidspec.errors import UsageError, VidspecError
+from vidspec.errors import UsageError, VidspecError, option
 from vidspec.escaping import one_line
 from vidspec.events.record import Caption, checking_records, failed_caption
 from vidspec.events.trace import Span
@@ -158,11 +158,13 @@ def read_trace(file: Path) -> dict[str, list[list[Span]]]:
     Raises:
         UsageError: it cannot be read, or is something else.
     """
-    content = read_whole(file, MAX_TRACE_BYTES, f"--trace {file}")
+    content = read_whole(file, MAX_TRACE_BYTES, option("trace", file))
     try:
         return from_chrome(json.loads(content))
     except (ValueError, RecursionError):
-        raise UsageError(f"--trace {file}: is not a trace of vidspec", hint="caption --trace FILE writes one") from None
+        raise UsageError(
+            f"{option('trace', file)}: is not a trace of vidspec", hint=f"caption {option('trace', 'FILE')} writes one"
+        ) from None
 
 
 def write_finished(

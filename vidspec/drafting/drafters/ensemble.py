@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from vidspec.bounds import MANY
 from vidspec.drafting.base import Drafter, DrafterKind, drafters
+from vidspec.errors import option
 from vidspec.registry import OptionConflict, key
 
 if TYPE_CHECKING:
@@ -40,10 +41,10 @@ class EnsembleDraft(DrafterKind):
     def check(self, profile: Profile) -> Iterator[OptionConflict]:
         once = list(dict.fromkeys(self.contexts))
         if len(once) < len(self.contexts):
-            yield OptionConflict("draft.contexts", "names a context twice", f"draft.contexts: [{', '.join(once)}]")
+            yield OptionConflict("draft.contexts", "names a context twice", option("draft.contexts", once))
         if (method := profile.prune.method) != "none" and "video" not in once:
-            reason = f"{method} prunes the context video, which draft.contexts lacks"
-            yield OptionConflict("prune.method", reason, "prune.method: none")
+            reason = f"{method} prunes the context video, which {option('draft.contexts')} lacks"
+            yield OptionConflict("prune.method", reason, option("prune.method", "none"))
 
     def open(self, clip: DraftContext) -> Steps[Drafter]:
         from vidspec.drafting.ensemble_chain import AdaptiveEnsembleChain, EnsembleChain

@@ -10,7 +10,7 @@ from pydantic import Field
 from vidspec.drafting.base import Draft, Drafter, DrafterKind, drafters
 from vidspec.drafting.drafters.suffix import MemoryPath, SuffixDraft
 from vidspec.drafting.lookup import LookupDrafter
-from vidspec.errors import ProfileError
+from vidspec.errors import ProfileError, option
 from vidspec.registry import OptionConflict, options_of
 
 if TYPE_CHECKING:
@@ -140,12 +140,16 @@ class HybridDraft(DrafterKind):
         made = drafters.get(of)
         if made is HybridDraft:
             raise ProfileError(
-                "draft.options.of: hybrid cannot be combined with itself", hint="set draft.options.of: model"
+                f"{option('draft.options.of')}: hybrid cannot be combined with itself",
+                hint=f"set {option('draft.options.of', 'model')}",
             )
         taken = options_of(made).model_validate(settings or {}).model_dump(exclude_unset=True)
         self.inner = made(**taken)
         if self.inner.model is None:
-            raise ProfileError(f"draft.options.of: {of} drafts without a model", hint="set draft.options.of: model")
+            raise ProfileError(
+                f"{option('draft.options.of')}: {of} drafts without a model",
+                hint=f"set {option('draft.options.of', 'model')}",
+            )
         self.needs, self.model, self.sees = self.inner.needs, self.inner.model, self.inner.sees
         self.contexts, self.gathers = self.inner.contexts, self.inner.gathers
         self.lookup = SuffixDraft(least, most, capacity, memory)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from vidspec.errors import ProfileError
+from vidspec.errors import ProfileError, option
 from vidspec.pruning.base import ScoringPruner, Signals, pruners, token_grid
 from vidspec.pruning.pruners.attention import SoftmaxKeys
 from vidspec.registry import key
@@ -29,8 +29,8 @@ class HippoPruner(ScoringPruner):
     ) -> None:
         if not (attention_term or temporal_term or spatial_term):
             raise ProfileError(
-                "prune.attention_term: hippo needs one of its three terms, and all are off; "
-                "nearest valid choice: prune.attention_term: true"
+                f"{option('prune.attention_term')}: hippo needs one of its three terms, and all are off; "
+                f"nearest valid choice: {option('prune.attention_term', True)}"
             )
         self.attention_term, self.temporal_term, self.spatial_term = attention_term, temporal_term, spatial_term
         attention = "visual_attention" if keys == "visual" else "attention"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from vidspec.bounds import LAYERS
-from vidspec.errors import ProfileError
+from vidspec.errors import ProfileError, option
 from vidspec.pruning.base import ScoringPruner, Signals, pruners
 from vidspec.registry import key
 
@@ -46,7 +46,9 @@ def signal_layer(layer: int | None, depth: int | None, *, last: int | None = Non
     if layer is None:
         return _LAYER if depth >= 24 else min(max(1, depth // 2), last)
     if layer > last:
-        raise ProfileError(f"prune.layer: {layer} is beyond the target's {depth} blocks", hint=f"take at most {last}")
+        raise ProfileError(
+            f"{option('prune.layer')}: {layer} is beyond the target's {depth} blocks", hint=f"take at most {last}"
+        )
     return layer
 
 

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import BinaryIO, ClassVar, Literal, NamedTuple, TypeAlias
 
-from vidspec.errors import UsageError
+from vidspec.errors import UsageError, option
 from vidspec.escaping import json_text, one_line
 from vidspec.events.record import RecordDict
 from vidspec.files import FileKind, encode_line
@@ -224,8 +224,10 @@ class ListFormat(RunFormat):
 
     def check_clip(self, path: str, shard: str | None) -> None:
         if shard is not None:
-            message = f"--format {self.name} lists files, and {path} is in {shard}"
-            raise UsageError(message, hint="caption a folder of clips, or shards into --format webdataset")
+            message = f"{option('format', self.name)} lists files, and {path} is in {shard}"
+            raise UsageError(
+                message, hint=f"caption a folder of clips, or shards into {option('format', 'webdataset')}"
+            )
 
     def content(self, records: Iterable[RecordDict]) -> bytes:
         captions: dict[str, str] = {}
@@ -281,7 +283,7 @@ class PartFormat(RunFormat):
 
 
 output_formats: Registry[OutputFormat] = Registry(
-    OutputFormat, "formats", "vidspec.runs.formats", "format", "--format", separator="-"
+    OutputFormat, "formats", "vidspec.runs.formats", "format", "format", separator="-"
 )
 
 
@@ -313,7 +315,7 @@ def make_format(
         UsageError: there is no such format.
     """
     if name not in format_names():
-        origin = origin or f"--format {name}"
+        origin = origin or option("format", name)
         raise UsageError(f"{origin}: must be one of {', '.join(format_names())}, not {name!r}")
     facts = {"several": several, "data": data or {}, "texts": tuple(texts)}
     form = build_part(output_formats.get(name), {}, **facts, folder=os.fspath(folder))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from vidspec.errors import UsageError
+from vidspec.errors import UsageError, option
 from vidspec.runs.formats.base import ListFormat, output_formats
 
 __all__ = ["HuggingFaceFormat"]
@@ -20,5 +20,7 @@ class HuggingFaceFormat(ListFormat):
     def check_clip(self, path: str, shard: str | None) -> None:
         super().check_clip(path, shard)
         if os.path.isabs(self.list_path(path)):
-            message = f"--format {self.name} lists clips below the folder of its own file only, not {path}"
-            raise UsageError(message, hint="give -o FOLDER/metadata.jsonl with the folder of the clips")
+            message = f"{option('format', self.name)} lists clips below the folder of its own file only, not {path}"
+            raise UsageError(
+                message, hint=f"give {option('output', 'FOLDER/metadata.jsonl')} with the folder of the clips"
+            )

@@ -7,7 +7,7 @@ import string
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from vidspec.errors import UsageError
+from vidspec.errors import UsageError, option
 from vidspec.runs.formats.base import OutputFormat
 from vidspec.runs.job import Job
 from vidspec.runs.store.file_states import FileMarks
@@ -40,15 +40,15 @@ class SidecarNames:
         try:
             fields = {name for _, name, _, _ in string.Formatter().parse(self.template) if name is not None}
         except ValueError as error:
-            raise UsageError(f"--name {self.template}: {error}") from None
+            raise UsageError(f"{option('name', self.template)}: {error}") from None
         unknown = sorted(fields - set(FIELDS))
         if unknown:
             raise UsageError(
-                f"--name {self.template}: there is no field {{{unknown[0]}}}",
+                f"{option('name', self.template)}: there is no field {{{unknown[0]}}}",
                 hint=f"the fields are {', '.join(FIELDS)}",
             )
         if os.path.isabs(self.template) or os.pardir in self.template.split("/"):
-            raise UsageError(f"--name {self.template}: would write outside the folder")
+            raise UsageError(f"{option('name', self.template)}: would write outside the folder")
 
     def path(self, job: Job) -> Path:
         """Return the path of a clip's file."""
@@ -138,7 +138,8 @@ def check_sidecar_names(names: Sequence[SidecarNames], jobs: Iterable[Job]) -> N
         if len(set(paths)) < len(paths):
             forms = ",".join(one.form.name for one in names)
             raise UsageError(
-                f"--format {forms}: two formats would share the file {paths[0]}", hint="--name '{stem}.{format}'"
+                f"{option('format', forms)}: two formats would share the file {paths[0]}",
+                hint=option("name", "{stem}.{format}"),
             )
         for path in paths:
             other = owners.setdefault(path, job)
@@ -148,8 +149,8 @@ def check_sidecar_names(names: Sequence[SidecarNames], jobs: Iterable[Job]) -> N
                 suggestion = f"{{stem}}-{part_fields}{{suffix}}" if parts else "{name}{suffix}"
                 both = f"{other.path} and {job.path}"
                 raise UsageError(
-                    f"{both} would share the file {path}", hint=f"tell them apart by --name '{suggestion}'"
+                    f"{both} would share the file {path}", hint=f"tell them apart by {option('name', suggestion)}"
                 )
     lost = next((path for path in owners if path in clips), None)
     if lost is not None:
-        raise UsageError(f"{lost}: is one of the clips, and would be replaced", hint="choose another --name")
+        raise UsageError(f"{lost}: is one of the clips, and would be replaced", hint=f"choose another {option('name')}")

@@ -70,7 +70,7 @@ def main() -> None:
     for file in ("how-seen.png", "how-seen-real.png"):
         with Image.open(out / file) as image:
             small = image.convert("RGB").resize((1000, round(image.height * 1000 / image.width)))
-        small.quantize(128).save(out / file, optimize=True)
+        small.quantize(256, Image.Quantize.MAXCOVERAGE).save(out / file, optimize=True)
 
 
 if __name__ == "__main__":

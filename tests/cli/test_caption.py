@@ -16,6 +16,7 @@ from research.world.captions import PROMPTS
 from tests.cli.terminals import Terminal
 from tests.fake_captioner import IDS, PARTS, TEXT, FakeCaptioner, FakeReader, events, record
 from vidspec import video
+from vidspec.cli.listeners import OutcomeLines
 from vidspec.cli.printed import print_note
 from vidspec.cli.report import print_failure, summary
 from vidspec.cli.start import REAL
@@ -24,7 +25,9 @@ from vidspec.draft_length.costs import PassCosts
 from vidspec.embedded.notes import NOTICE as WARNING
 from vidspec.errors import DeviceError, ModelError, VideoError
 from vidspec.events.events import Finished, Restarted
+from vidspec.events.observer import ClipPart
 from vidspec.events.record import failed_caption
+from vidspec.events.tally import Tally
 from vidspec.models.hub import UnreachableError
 from vidspec.runs import inputs
 from vidspec.runs.schema import record_schema
@@ -43,6 +46,20 @@ def test_stdout_carries_the_caption_only(vidspec):
         "good.mp4: 5 tokens; 1.50 s; 4.0 tokens/s; 3.0 accepted tokens per pass; estimated 2.0x plain decoding"
         in ran.err
     )
+
+
+def test_clips_that_share_passes_have_no_time_and_no_speed_of_their_own(capsys):
+    """Three clips, of which the first is done before the others begin."""
+    lines = OutcomeLines(several=True, quiet=False, debug=False)
+    tally = Tally(3)
+    for number, begun in enumerate([(0,), (1, 2), ()]):
+        for one in begun:
+            lines.begin(one, f"{one}.mp4", 3)
+        lines.result(record(f"{number}.mp4"), None, ClipPart(), tally)
+        lines.end(number, record(f"{number}.mp4"))
+    alone, *shared = capsys.readouterr().err.splitlines()
+    assert "1.50 s; 4.0 tokens/s; 3.0 accepted" in alone
+    assert len(shared) == 2 and all("5 tokens; 3.0 accepted tokens per pass" in one for one in shared)
 
 
 def test_several_clips_are_named(vidspec):

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
@@ -270,6 +271,16 @@ def test_another_caption_is_made_by_models_that_are_loaded_once_and_writes_nothi
     ], "the run's own prompt is the profile's"
     page.fresh.close()
     assert page.loads == [1, "closed"] and text_of("b") == before
+
+
+def test_captions_of_the_built_in_models_are_told_in_a_bar(vidspec, monkeypatch):
+    monkeypatch.setattr("tests.fake_captioner.record", partial(record, demo=True))
+    vidspec("caption", "k", "--format", "txt")
+    page = Page("k")
+    assert 'class="demo-bar"' in page.client.get(f"/{TOKEN}/").text
+    for number, (_, version, _) in enumerate(page.rows().values(), 1):
+        page.save(number, MINE, version)
+    assert 'class="demo-bar"' not in page.client.get(f"/{TOKEN}/").text, "none of them is a model's now"
 
 
 def test_videos_are_sent_in_ranges():

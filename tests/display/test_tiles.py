@@ -65,7 +65,7 @@ def test_what_the_draft_sees_is_in_colour_and_the_rest_dim():
 
 @pytest.mark.parametrize(
     ("prefilled", "dim"),
-    [(None, True), (seen(range(8)), False), (seen([]), True), (seen(range(8), per_frame=()), False)],
+    [(None, True), (seen(range(8)), False), (seen([]), False), (seen(range(8), per_frame=()), False)],
 )
 def test_all_dim_before_the_prompt_is_read_and_real_colours_where_all_is_seen(prefilled, dim):
     found = {colour for row in pixels(opened(), prefilled, fit_tiles(1.0, 2, 30, 5)) for colour in row if colour}
@@ -118,7 +118,7 @@ def test_fewer_frames_where_it_is_narrow_and_two_strips_where_it_is_high():
         (157, (1,), "the draft sees 10% of 1,568 visual tokens; 5 of 32 frames shown"),
         (8, (1,), "the draft sees 0.5% of 1,568 visual tokens; 5 of 32 frames shown"),
         (1568, (1,), "the draft sees all 1,568 visual tokens; 5 of 32 frames shown"),
-        (0, (0,), "the draft sees none of 1,568 visual tokens; 5 of 32 frames shown"),
+        (0, (0,), "the draft reads text only: none of 1,568 visual tokens; 5 of 32 frames shown"),
         (1568, (), "1,568 visual tokens; 5 of 32 frames shown"),
     ],
 )

@@ -26,10 +26,22 @@ PROGRESS_INTERVAL = 60.0
 
 
 class OutcomeLines(RunObserver):
-    """Prints a line for each result; only failures if ``quiet``, and timings too if ``verbose``."""
+    """Prints a line for each result; only failures if ``quiet``, and timings too if ``verbose``.
+
+    Clips that share passes with others have no time and no speed of their own on their lines.
+    """
 
     def __init__(self, *, several: bool, quiet: bool, debug: bool, verbose: bool = False) -> None:
         self.several, self.quiet, self.debug, self.verbose = several, quiet, debug, verbose
+        self._in_flight: set[int] = set()
+        self._shared = False
+
+    def begin(self, number: int, path: str, total: int) -> None:
+        self._in_flight.add(number)
+        self._shared |= len(self._in_flight) > 1
+
+    def end(self, number: int, caption: Caption) -> None:
+        self._in_flight.discard(number)
 
     def result(self, caption: Caption, error: Exception | None, part: ClipPart, tally: Tally) -> None:
         if error is not None:
@@ -38,7 +50,7 @@ class OutcomeLines(RunObserver):
             kind = caption.question["kind"] if caption.question else "segment"
             name = f" {kind} {part.segment + 1}/{part.segments}" if part.segment is not None else ""
             place = f"[{tally.done}/{tally.total}]{name} " if self.several else name.strip() + " " if name else ""
-            print_note(place + summary(caption, verbose=self.verbose))
+            print_note(place + summary(caption, verbose=self.verbose, shared=self._shared))
             if self.verbose:
                 print_note(timing_summary(caption))
 

@@ -41,14 +41,20 @@ def print_traceback(error: Exception, *, debug: bool) -> None:
         print(escape_text("".join(traceback.format_exception(error))), end="", file=sys.stderr)
 
 
-def summary(caption: Caption, *, verbose: bool = False) -> str:
-    """Return the figures of a captioned clip on one line; ``verbose``: with the names in docs/research/metrics.md."""
+def summary(caption: Caption, *, verbose: bool = False, shared: bool = False) -> str:
+    """Return the figures of a captioned clip on one line.
+
+    Args:
+        caption: of the clip.
+        verbose: with the names in docs/research/metrics.md.
+        shared: other clips shared its passes, so its time and rate are not its own and are left out.
+    """
     facts = [counted(len(caption.token_ids), "token")]
     if caption.ended == "loop":
         facts.append("ends in a loop")
-    if (seconds := caption.timings.get("end_to_end")) is not None:
+    if not shared and (seconds := caption.timings.get("end_to_end")) is not None:
         facts.append(f"{seconds:.2f} s")
-    if (rate := caption.speed.get("tokens_per_s")) is not None:
+    if not shared and (rate := caption.speed.get("tokens_per_s")) is not None:
         facts.append(f"{rate:.1f} tokens/s")
     if (tau := caption.lengths.get("tau")) is not None:
         facts.append(f"tau {tau:.2f}" if verbose else f"{tau:.1f} accepted tokens per pass")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import closing, redirect_stdout, suppress
 from pathlib import Path
@@ -15,7 +14,6 @@ from vidspec.config.run_spec import RunSpec
 
 if TYPE_CHECKING:
     from vidspec.captioner import Captioner
-    from vidspec.runs.job import Job
     from vidspec.runs.planning import RunPlan
     from vidspec.runs.review import CaptionFiles
 
@@ -70,19 +68,13 @@ def review(
 
 
 def _write(files: CaptionFiles, title: str, output: Path, *, quiet: bool) -> int:
-    from urllib.parse import quote
-
     from vidspec.cli.printed import print_note
+    from vidspec.display.pages.page import source_beside
     from vidspec.display.pages.review import write_review
     from vidspec.events.tally import counted
     from vidspec.runs.review import STATES, review_rows
 
-    folder = os.path.realpath(output.parent)
-
-    def source(_number: int, job: Job) -> str:
-        return quote(os.fsencode(os.path.relpath(os.path.realpath(job.path), folder)))
-
-    rows = review_rows(files, source)
+    rows = review_rows(files, lambda _, job: source_beside(job.path, output))
     write_review(output, rows, STATES, title)
     if not quiet:
         print_note(f"{output}: {counted(len(rows), 'clip')}, for reading only")

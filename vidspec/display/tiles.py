@@ -1,6 +1,6 @@
 """Draws a few sampled frames side by side as tiles of half-block cells, with what the draft sees of them in colour.
 
-A terminal cell shows two pixels, one above the other. What the draft does not see is dim grey.
+A terminal cell shows two pixels, one above the other. What the draft does not see is dim grey, if it sees anything.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def sight_sentence(opened: Opened | None, seen: Prefilled | None, shown: int) ->
         said = total
     elif len(seen.kept) == seen.visual_tokens:
         said = f"the draft sees all {total}"
-    elif not seen.kept:
-        said = f"the draft sees none of {total}"
+    elif seen.is_draft_text_only:
+        said = f"the draft reads text only: none of {total}"
     else:
         share = len(seen.kept) / seen.visual_tokens
         said = f"the draft sees {share:.0%} of {total}" if share >= 0.01 else f"the draft sees {share:.1%} of {total}"
@@ -144,7 +144,7 @@ def _colours(one: Thumbnail, opened: Opened, seen: Prefilled | None, layout: Til
     picture = pixels[np.ix_(np.arange(high) * one.rows // high, np.arange(wide) * one.columns // wide)].astype(float)
     inside = _seen_mask(one.index, opened.frames, seen, high, wide)
     grey = DARK + picture.mean(2, keepdims=True) / 255 * (LIGHT - DARK)
-    partly = seen is not None and len(seen.kept) < seen.visual_tokens
+    partly = seen is not None and 0 < len(seen.kept) < seen.visual_tokens
     bright = picture * (1 - TINT) + TINT * np.array(EDGE) if partly else picture
     drawn = np.where(inside[..., None], bright, grey)
     step = 256 // SHADES
@@ -152,10 +152,10 @@ def _colours(one: Thumbnail, opened: Opened, seen: Prefilled | None, layout: Til
 
 
 def _seen_mask(index: int, frames: int, seen: Prefilled | None, high: int, wide: int) -> NDArray[np.bool_]:
-    """Return the (high, wide) mask of what the draft sees of one frame; all of it without a draft."""
+    """Return the (high, wide) mask of one frame's coloured part: what the draft sees, or all if it sees nothing."""
     if seen is None:
         return np.zeros((high, wide), np.bool_)
-    if not seen.kept_per_frame or len(seen.kept) == seen.visual_tokens:
+    if not seen.kept_per_frame or len(seen.kept) in (0, seen.visual_tokens):
         return np.ones((high, wide), np.bool_)
     inside = np.zeros((high, wide), np.bool_)
     if 0 in seen.grid:

@@ -134,6 +134,11 @@ class Prefilled:
     signals: tuple[tuple[str, bytes], ...] = ()
     audio_tokens: int = 0
 
+    @property
+    def is_draft_text_only(self) -> bool:
+        """True if there is a draft and it reads no visual token."""
+        return bool(self.kept_per_frame) and not self.kept
+
 
 @dataclass(frozen=True, slots=True)
 class InputsReleased:

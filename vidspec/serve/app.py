@@ -18,6 +18,7 @@ from starlette.responses import FileResponse, HTMLResponse, JSONResponse, PlainT
 from starlette.routing import Route
 
 from vidspec.aio import AsyncCaptioner
+from vidspec.display.pages import words
 from vidspec.display.pages.page import Page, section
 from vidspec.display.pages.pictures import draw_clip
 from vidspec.embedded.samples import shipped
@@ -297,7 +298,11 @@ class _Api:
 
 def _render_frames(clip: Clip, seen: Prefilled) -> str:
     """Return the frames of a clip with what the draft saw of them, as the page of a report has them."""
-    return section("pictures", pictures=draw_clip(clip, seen, MAX_PICTURES))
+    pictures = draw_clip(clip, seen, MAX_PICTURES)
+    sight = words.text_only(seen.visual_tokens) if seen.is_draft_text_only else ""
+    if any(one.veil for one in pictures):
+        sight = words.VEILED
+    return section("lead", text=sight) + section("pictures", pictures=pictures)
 
 
 async def _last_caption(progress: AsyncGenerator[_Progress, None]) -> Caption:

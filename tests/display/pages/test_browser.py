@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tests.display.pages.browser import BROWSER, WHY, visit
-from tests.display.pages.clips_of_reports import clip, told
+from tests.display.pages.clips_of_reports import PATH, clip, told
+from tests.serve.chromium import open_tab
 from vidspec import video
 from vidspec.display.pages.clip import ShownClip
 from vidspec.display.pages.folder import FolderTable
@@ -252,6 +253,21 @@ def test_captions_are_picked_by_click_and_by_key_and_remembered(pages):
         *([0, 0, 3], [0, 1, 2], [1, 1, 1], 2, [1, 1, 1], 2, [1, 1, 1]),
         *(result, True, kept),
     ]
+
+
+def test_compared_runs_are_named_beside_their_captions_on_a_phone_and_the_clip_plays(tmp_path):
+    sides = [[told(path=PATH, caption=f"A {word}.")] for word in ("circle", "square")]
+    write_compared(tmp_path / "sides.html", *sides, ("a.jsonl", "b.jsonl"))
+    names = """
+    return [...document.querySelectorAll("td.words")].map((one) => getComputedStyle(one, "::before").content);
+    """
+    assert visit(tmp_path / "sides.html", names, width=500).found == ['"a.jsonl"', '"b.jsonl"']
+    assert visit(tmp_path / "sides.html", names, width=1280).found == ["none", "none"]
+    with open_tab(tmp_path / "browser") as tab:
+        tab.show((tmp_path / "sides.html").as_uri())
+        tab.run("document.querySelector('video').preload = 'auto'")
+        tab.until("document.querySelector('video').readyState > 1")
+        assert tab.trouble == []
 
 
 def test_faint_text_is_noticed(tmp_path):

@@ -21,6 +21,7 @@ from vidspec.display.pages.report import write
 from vidspec.display.pages.review import ReviewRow, render_review
 from vidspec.display.pages.side_by_side import write_compared
 from vidspec.errors import OutputError, UsageError, VideoError
+from vidspec.serve.app import _render_frames
 
 FAILED = {"stage": "decode_video", "kind": "not_video", "message": "x.mp4: is <not> a video"}
 
@@ -85,6 +86,20 @@ def test_records_alone_have_counts_and_no_veil(times):
         (times[0], 1, None, None),
         (times[1], 2, None, None),
     ]
+
+
+def test_frames_of_a_draft_that_reads_text_only_are_plain_and_one_line_says_so(tmp_path, times):
+    record = told(video={"timestamps": times, "frames": 2}, kept_per_frame=[0, 0])
+    record["counters"] |= {"visual_tokens": 8, "visual_tokens_kept": 0}
+    blind = replace(SEEN, kept=(), kept_per_frame=(0, 0))
+    for seen in (blind, None):
+        assert [(one.kept, one.veil) for one in draw_frames(record, seen, 10**6)] == [(None, None)] * 2
+    for one in (clip(record=record, seen=blind), ShownClip(record)):
+        page, _ = written(tmp_path, one)
+        assert "The draft reads text only: none of 8 visual tokens." in page and "<span>0 tokens" not in page
+    shown = _render_frames(video.read(PATH, frames=2), blind)
+    assert shown.count("The draft reads text only: none of 8 visual tokens.") == 1 and "veil" not in shown
+    assert words.VEILED in _render_frames(video.read(PATH, frames=2), SEEN)
 
 
 def test_each_raster_of_a_frame_is_drawn(times):

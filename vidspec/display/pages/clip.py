@@ -87,6 +87,12 @@ class ShownClip:
         return bool(self.record.get("demo"))
 
     @property
+    def text_only_draft(self) -> bool:
+        """True if there was a draft and it read no visual token."""
+        per_frame = self.record.get("kept_per_frame") or ()
+        return bool(per_frame) and not any(per_frame)
+
+    @property
     def plain(self) -> bool:
         """True if nothing was drafted."""
         return not self.get("counters").get("drafted")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import quote
 
 from vidspec._version import __version__
 from vidspec.display import figures
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
-__all__ = ["ALONE", "Page", "RecordMapping", "breakable_path", "check_page", "section"]
+__all__ = ["ALONE", "BESIDE", "Page", "RecordMapping", "breakable_path", "check_page", "section", "source_beside"]
 
 #: A clip's record as ``--format json`` writes it; from ``--format jsonl``, without measurements.
 RecordMapping: TypeAlias = Mapping[str, Any]
@@ -28,6 +30,11 @@ RecordMapping: TypeAlias = Mapping[str, Any]
 PAGE = FileKind("page of vidspec", rb'<meta name="generator" content="vidspec ')
 #: Policy of a page that loads nothing.
 ALONE = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+#: Policy of a page that shows clips of the disk.
+BESIDE = (
+    "default-src 'none'; img-src data: 'self' file:; media-src 'self' file:; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'"
+)
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -80,6 +87,12 @@ def section(template: str | Path, **content: object) -> Markup:
     else:
         found = known.from_string(template.read_text(encoding="utf-8"))
     return Markup(found.render(content))
+
+
+def source_beside(path: str, page: Path) -> str:
+    """Return the address of a file of this machine, seen from a page that is written to ``page``."""
+    folder = os.path.realpath(page.parent)
+    return quote(os.fsencode(os.path.relpath(os.path.realpath(path), folder)))
 
 
 def breakable_path(text: str) -> Markup:

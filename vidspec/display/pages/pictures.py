@@ -131,7 +131,7 @@ def _pictures(
     images, ratio = encode(frames), frames[0].shape[1] / frames[0].shape[0]
     if grid is not None and seen is not None:
         return _with_cells(seen, chosen, moments, images, ratio)
-    counts = [per_frame[index] if per_frame else None for index in chosen]
+    counts = [per_frame[index] if any(per_frame) else None for index in chosen]
     return [Picture(time, image, ratio, kept=kept) for time, image, kept in zip(moments, images, counts, strict=True)]
 
 
@@ -144,7 +144,7 @@ def _with_cells(
     cells, found = cells_of(seen), []
     for (at, index), layer in product(enumerate(chosen), cells.layers):
         one = Picture(moments[at], images[at], ratio, sides=(layer.rows, layer.columns))
-        if seen.kept_per_frame:  # no overlay for a draft without visual tokens
+        if seen.kept:  # no overlay without a draft, or for one that reads text only
             shown = cells.of(index, layer)
             side = min(32, max(6, 256 // layer.columns))  # pixels of a token, so that the line around it is about one
             over = veil(shown, side * layer.columns, side * layer.rows)

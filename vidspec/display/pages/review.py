@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vidspec.display.pages import words
 from vidspec.display.pages.folder import FASTER, FIGURES, MAX_ROWS, folder_row
-from vidspec.display.pages.page import Page, RecordMapping, section
+from vidspec.display.pages.page import BESIDE, Page, RecordMapping, section
 from vidspec.errors import UsageError
 from vidspec.escaping import one_line
 from vidspec.events.record import checking_records
@@ -18,12 +18,6 @@ from vidspec.files import write_whole
 from vidspec.video.image import IMAGES
 
 __all__ = ["ReviewRow", "render_review", "write_review"]
-
-#: Policy of a page that shows clips of the disk.
-BESIDE = (
-    "default-src 'none'; img-src data: 'self' file:; media-src 'self' file:; style-src 'unsafe-inline'; "
-    "script-src 'unsafe-inline'"
-)
 
 
 @dataclass(frozen=True)
@@ -108,7 +102,9 @@ def render_review(rows: Sequence[ReviewRow], states: Mapping[str, str], title: s
     left_out = words.without_row(max(0, len(rows) - MAX_ROWS))
     lead = section("review_lead", states=met, live=live)
     clips = section("review", rows=shown, left_out=left_out, states=met, meanings=states, live=live)
-    return Page(title, [clips], lead, script="review.js", policy="" if live else BESIDE).render()
+    records = [row.record for row in rows if row.record is not None and row.state in ("written", "superseded")]
+    demo = words.demo(sum(record.get("demo") is True for record in records), len(records))
+    return Page(title, [clips], lead, demo, script="review.js", policy="" if live else BESIDE).render()
 
 
 def write_review(file: Path, rows: Sequence[ReviewRow], states: Mapping[str, str], title: str) -> None:

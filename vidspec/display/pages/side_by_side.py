@@ -19,7 +19,7 @@ from pathlib import Path
 from vidspec.display.pages import words
 from vidspec.display.pages.clip import ShownClip
 from vidspec.display.pages.folder import MAX_ROWS, FolderTable
-from vidspec.display.pages.page import Page, RecordMapping, section
+from vidspec.display.pages.page import BESIDE, Page, RecordMapping, section, source_beside
 from vidspec.display.pages.pictures import draw_thumbnails
 from vidspec.escaping import one_line
 from vidspec.events.record import checking_records
@@ -27,6 +27,8 @@ from vidspec.files import write_whole
 
 __all__ = ["STATES", "CaptionPair", "Comparison", "compare_runs", "differences", "write_compared"]
 
+#: Suffixes of clips that browsers play.
+PLAYED = frozenset((".mp4", ".m4v", ".mov", ".webm", ".mkv", ".ogv"))
 STATES = ("same words", "differs", "failed", "first only", "second only")
 #: A piece of a text, and True if the other text lacks it.
 DiffPiece = tuple[str, bool]
@@ -196,17 +198,24 @@ def write_compared(
         found = compare_runs(left, right)
         found = found if found.shared else compare_runs(left, right, by_prompt=False)
         if found.shared:
-            write_whole(file, _page(found, (one_line(names[0]), one_line(names[1]))).render())
+            write_whole(file, _page(found, (one_line(names[0]), one_line(names[1])), file).render())
         return found
 
 
-def _page(found: Comparison, names: tuple[str, str]) -> Page:
+def _page(found: Comparison, names: tuple[str, str], file: Path) -> Page:
     folder = FolderTable()
     counts = {state: count for state, count in found.counts.items() if count}
     about = {"names": names, "states": {"first only": f"only in {names[0]}", "second only": f"only in {names[1]}"}}
     rows = [replace(one, number=folder.add(one.one.record)) for one in found.shown]
     left_out = words.without_row(sum(found.counts.values()) - len(rows))
-    pairs = section("pairs", rows=rows, left_out=left_out, thumbnails=draw_thumbnails(folder.pictured), **about)
+    paths = {one.number: one.one.record["path"] for one in rows}
+    sources = {
+        number: source_beside(path, file)
+        for number, path in paths.items()
+        if Path(path).suffix.lower() in PLAYED and os.path.isfile(path)
+    }
+    thumbnails = draw_thumbnails(folder.pictured)
+    pairs = section("pairs", rows=rows, left_out=left_out, thumbnails=thumbnails, sources=sources, **about)
     picks = [section("picks", names=names)] if found.counts["differs"] else []
     lead, demo = section("pairs_lead", counts=counts, **about), words.demo(found.demo, found.captioned)
-    return Page(f"{names[0]} and {names[1]}", [pairs, *picks], lead, demo, script="picks.js")
+    return Page(f"{names[0]} and {names[1]}", [pairs, *picks], lead, demo, script="picks.js", policy=BESIDE)

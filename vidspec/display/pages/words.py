@@ -84,6 +84,9 @@ KINDS: Mapping[str, tuple[str, str]] = {
 }
 
 
+VEILED = "Grey covers the visual tokens that the draft did not see; a line surrounds those it saw."
+
+
 def demo(of: int, captions: int) -> str:
     """Return a note if ``of`` of the captions are by the built-in models; empty if none are."""
     if not of:
@@ -92,6 +95,11 @@ def demo(of: int, captions: int) -> str:
         "This caption is" if captions == 1 else "These captions are" if of == captions else f"{of} of {captions} are"
     )
     return f"{whose} by the built-in models, which know drawn shapes only; captions of real video are wrong."
+
+
+def text_only(visual_tokens: int) -> str:
+    """Sentence on a draft that reads none of the visual tokens."""
+    return f"The draft reads text only: none of {counted(visual_tokens, 'visual token')}."
 
 
 def signal(name: str) -> str:

@@ -53,7 +53,7 @@ async function ask(question) {
   caption.setAttribute("role", "group"); caption.setAttribute("aria-label", "The answer, token by token; arrow keys move between tokens");
   const figures = add(part, "p", "", "figures"), frames = add(part, "details", "", "");
   frames.open = !turns.length; frames.hidden = true;
-  add(frames, "summary", "Frames; grey covers what the draft did not see", "");
+  add(frames, "summary", "Frames", "");
   const got = await fetch("/v1/chat/completions", {
     method: "POST", signal: running.signal, headers: {"content-type": "application/json"},
     body: JSON.stringify({messages, stream: true, vidspec: {details: true}})

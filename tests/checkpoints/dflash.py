@@ -43,6 +43,87 @@ def config(kind: QwenKind, **more: object) -> dict[str, object]:
     }
 
 
+def speculators_config(kind: QwenKind, model: str, **more: object) -> dict[str, object]:
+    """Return a config of ``speculators``: states are numbered by the blocks that read them."""
+    blocks = config(kind)
+    layers = {key: blocks[key] for key in _BLOCK_KEYS} | {
+        "rope_parameters": {"rope_type": "default", "rope_theta": THETA}
+    }
+    own = {key: more.pop(key) for key in ("rope_parameters", "layer_types", "sliding_window") if key in more}
+    return {
+        "architectures": ["DSparkDraftModel" if model == "dspark" else "DFlashDraftModel"],
+        "speculators_model_type": model,
+        "speculators_version": "0.9.0",
+        "speculators_config": {"algorithm": model, "default_proposal_method": "greedy"},
+        "transformer_layer_config": layers | own,
+        "draft_vocab_size": blocks["vocab_size"],
+        "block_size": SIZE,
+        "aux_hidden_state_layer_ids": [tap + 1 for tap in TAPS],
+        "mask_token_id": MASK,
+        "dtype": "bfloat16",
+        **more,
+    }
+
+
+#: Keys of a config that describe blocks.
+_BLOCK_KEYS = (
+    *("hidden_act", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("num_hidden_layers", "rms_norm_eps", "vocab_size", "model_type"),
+)
+
+
+def dspark_tensors(
+    vocabulary: int, model: str, rank: int = 6, drafted: int | None = None, seed: int = 1
+) -> dict[str, torch.Tensor]:
+    """Random tensors of a Markov head of this kind and of a confidence head that reads its embeddings.
+
+    With ``drafted`` the head has an output head over the ids below that number times two, every second of them.
+    """
+    rng = torch.Generator().manual_seed(1)
+
+    def linear(out: int, into: int, gain: float = 1.0) -> torch.Tensor:
+        return gain * torch.randn(out, into, generator=rng) / into**0.5
+
+    made = {"markov_head.markov_w1.weight": torch.randn(vocabulary, rank, generator=rng)}
+    made["markov_head.markov_w2.weight"] = linear(drafted or vocabulary, rank, 4.0)
+    if model == "gated":
+        made |= {"markov_head.gate_proj.weight": linear(rank, HIDDEN + rank, 3.0)}
+        made |= {"markov_head.gate_proj.bias": torch.randn(rank, generator=rng)}
+    if model == "rnn":
+        made |= {"markov_head.joint_proj.weight": linear(3 * rank, 2 * rank + HIDDEN, 3.0)}
+        made |= {"markov_head.joint_proj.bias": torch.randn(3 * rank, generator=rng)}
+    made |= {"confidence_head.proj.weight": linear(1, HIDDEN + rank, 2.0), "confidence_head.proj.bias": torch.ones(1)}
+    if drafted:
+        made |= {"lm_head.weight": linear(drafted, HIDDEN, 8.0), "d2t": torch.arange(drafted)}
+        made["t2d"] = torch.zeros(vocabulary, dtype=torch.bool).index_fill_(0, 2 * torch.arange(drafted), True)
+    return made
+
+
+def dspark_path(
+    weights: dict[str, torch.Tensor], model: str, logits: torch.Tensor, states: torch.Tensor, last: int
+) -> tuple[list[int], list[float], torch.Tensor]:
+    """Tokens that a Markov head chooses for positions (n, V) with states (n, hidden), confidences, and its logits."""
+    w, token, tokens, sure, biased = {key: value.double() for key, value in weights.items()}, last, [], [], []
+    memory = torch.zeros(w["markov_head.markov_w1.weight"].shape[1], dtype=torch.float64)
+    for row, state in zip(logits, states, strict=True):
+        shaped = before = w["markov_head.markov_w1.weight"][token]
+        if model == "gated":
+            joined = torch.cat([state, before])
+            gate = w["markov_head.gate_proj.weight"] @ joined + w["markov_head.gate_proj.bias"]
+            shaped = before / (1 + (-gate).exp())
+        if model == "rnn":
+            joined = w["markov_head.joint_proj.weight"] @ torch.cat([memory, before, state])
+            gate, candidate, out = (joined + w["markov_head.joint_proj.bias"]).chunk(3)
+            keep = 1 / (1 + (-gate).exp())
+            memory, shaped = keep * memory + (1 - keep) * candidate.tanh(), out.tanh()
+        biased.append(row + w["markov_head.markov_w2.weight"][: len(row)] @ shaped)
+        sure.append(float(w["confidence_head.proj.weight"][0] @ torch.cat([state, before])))
+        sure[-1] = 1 / (1 + 2.718281828459045 ** -(sure[-1] + float(w["confidence_head.proj.bias"])))
+        token = int(biased[-1].argmax()) * (2 if "d2t" in weights else 1)
+        tokens.append(token)
+    return tokens, sure, torch.stack(biased)
+
+
 def tensors(
     hidden: int = HIDDEN, taps: int = len(TAPS), seed: int = 0, *, second: bool = False, vocabulary: int = 0
 ) -> dict[str, torch.Tensor]:
@@ -94,12 +175,13 @@ def _normed(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return rows * (rows.pow(2).mean(-1, keepdim=True) + EPS).rsqrt() * weight
 
 
-def _turned(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    half = states.shape[-1] // 2
+def _turned(states: torch.Tensor, positions: torch.Tensor, share: float = 1.0) -> torch.Tensor:
+    width = int(share * states.shape[-1])
+    half = width // 2
     angles = positions[:, None] * THETA ** (-torch.arange(half, dtype=torch.float64) / half)
-    first, second = states[..., :half], states[..., half:]
+    first, second, rest = states[..., :half], states[..., half:width], states[..., width:]
     cosine, sine = angles.cos()[:, None], angles.sin()[:, None]
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine, rest], dim=-1)
 
 
 def _convolved(
@@ -138,8 +220,9 @@ def logits(
     start: int,
     causal: tuple[bool, ...] = (False,) * BLOCKS,
     window: int = 10**6,
+    share: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits (SIZE - 1, V) of the masked positions of one block, and their states (SIZE - 1, hidden).
+    """Logits (SIZE, V) of all rows of one block, and their states (SIZE, hidden).
 
     Args:
         weights: as they were saved.
@@ -150,6 +233,7 @@ def logits(
         start: its position.
         causal: by block of the head, whether rows see no later ones.
         window: how far rows of causal blocks see, by entries.
+        share: of the width of a head, which is rotated.
     """
     w = {key: value.double() for key, value in weights.items()}
     context = _normed(states.double() @ w["fc.weight"].T, w["hidden_norm.weight"])
@@ -165,8 +249,8 @@ def logits(
         query = (normed @ w[of + "self_attn.q_proj.weight"].T).view(-1, HEADS, WIDTH)
         key = (every @ w[of + "self_attn.k_proj.weight"].T).view(-1, KV_HEADS, WIDTH)
         value = (every @ w[of + "self_attn.v_proj.weight"].T).view(-1, KV_HEADS, WIDTH)
-        query = _turned(_normed(query, w[of + "self_attn.q_norm.weight"]), positions[before:])
-        key = _turned(_normed(key, w[of + "self_attn.k_norm.weight"]), positions)
+        query = _turned(_normed(query, w[of + "self_attn.q_norm.weight"]), positions[before:], share)
+        key = _turned(_normed(key, w[of + "self_attn.k_norm.weight"]), positions, share)
         scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(groups, 1)) * WIDTH**-0.5
         distance = before + torch.arange(SIZE)[:, None] - torch.arange(before + SIZE)
         unseen = ((distance < 0) | (distance >= window)) & causal[index]
@@ -180,5 +264,5 @@ def logits(
         gate = torch.nn.functional.silu(into @ w[of + "mlp.gate_proj.weight"].T)
         mixed = (gate * (into @ w[of + "mlp.up_proj.weight"].T)) @ w[of + "mlp.down_proj.weight"].T
         rows = inner + (_convolved(w, of + "mlp_conv", given, mixed, 1) if second else mixed)
-    states = _normed(rows, w["norm.weight"])[1:]
+    states = _normed(rows, w["norm.weight"])
     return states @ judge.double().T, states

@@ -51,6 +51,8 @@ WINDOWS = {"sliding": 20}
 class BlockPair(HeadPair):
     """A random target and a random block head."""
 
+    share = 1.0
+
     def __init__(self, family, folder, kind="both ways"):
         self.kind, self.causal, self.window = QwenKind(family, tied=False), KINDS[kind][1], WINDOWS.get(kind, 10**6)
         target = adapter(self.kind)
@@ -80,7 +82,9 @@ class BlockPair(HeadPair):
         judge = target.model.lm_head.weight.detach()[: target.vocabulary]
         table = target.language.embed_tokens.weight.detach()
         given = self.weights, judge, table, states[rows], rows
-        return heads.logits(*given, text[-1], whole.length, self.causal, self.window)
+        options = {"causal": self.causal, "window": self.window, "share": self.share}
+        logits, states = heads.logits(*given, text[-1], whole.length, **options)
+        return logits[self.head.first :], states[self.head.first :]
 
 
 class _Shown:
@@ -261,7 +265,8 @@ class ToyBlocks(ToyEngine):
             [torch.stack([pairs((b,))[row] for b in some.tolist()]) for some, row in zip(before, ids, strict=True)]
         )
         decoder = SimpleNamespace(graphs=None, pair_scores=scores)
-        given = {"name": "toy", "size": 4, "mask": 9, "blocks": (1,), "whole": True, "candidates": candidates}
+        given = {"name": "toy", "size": 4, "first": 1, "most": 3, "mask": 9, "blocks": (1,), "whole": True}
+        given |= {"candidates": candidates, "in_turn": candidates > 0, "markov": False, "confident": False}
         self.model = SimpleNamespace(decoder=decoder, **given)
 
     def _passed(self, rows):

@@ -1,7 +1,8 @@
 """Windows of a block head: one pass fills all masked positions after the last emitted token.
 
 A head with a selector chooses the tokens from left to right, among the likeliest of each position, by its logits and by
-how well each token follows the one before it. q of a position is then that of the scores after the token chosen before.
+how well each token follows the one before it. One with a Markov head adds a bias by the token before to the logits of a
+position. q of a position is then that of the scores after the token chosen before.
 """
 
 from __future__ import annotations
@@ -119,14 +120,14 @@ class BlockDrafter(Drafter):
 
     def propose(self, gamma: int) -> Steps[Draft]:
         head = self.engine.model
-        gamma = min(gamma, head.size - 1)
+        gamma = min(gamma, head.most)
         if gamma < 1 or (self._blocks is not None and self._blocks.rest()):
             self.declined += gamma > 0
             return NO_DRAFT
         if sum(map(len, self._unread)) > MOST:  # after a rest; its time must not count as that of a block
             yield Encode(partial(self.engine.read_context, self.span, self._take_context()), "draft")
         # Rows that see later ones were trained with whole blocks, and convolutions count rows from a block's first.
-        self._rows = head.size if head.whole else gamma + 1
+        self._rows = head.size if head.whole else gamma + head.first
         passed = yield from self._run()
         tokens, probs = self._choose(passed, gamma)
         if self._blocks is not None:
@@ -140,9 +141,10 @@ class BlockDrafter(Drafter):
         """Run the block's pass, which first makes entries of the rows that the target has read since."""
         head, context = self.engine.model, self._take_context()
         entries, draw, masked = self.span.length + context.row_count, None, self._rows - 1
-        chosen_here = self.history is not None or head.candidates > 0
+        chosen_here = self.history is not None or head.in_turn
         if not chosen_here and not self.sampling.greedy:
-            draw = DrawRule(self.sampling, tuple(self._uniforms.ahead(masked)), keeps_probs=True)
+            drafted = self._rows - head.first
+            draw = DrawRule(self.sampling, tuple(self._uniforms.ahead(drafted)), keeps_probs=True)
         top = int(self._blocks is not None and not head.candidates)
         rows = Rows(self.span, [self._last, *[head.mask] * masked], draw=draw, top=top, context=context)
         (passed,) = yield Forward(self.engine, [rows], "draft")
@@ -155,20 +157,24 @@ class BlockDrafter(Drafter):
         return context
 
     def _choose(self, passed: PassResult, gamma: int) -> tuple[list[int], torch.Tensor | None]:
-        """Return the tokens of the first ``gamma`` masked positions, and the distributions they were drawn from.
+        """Return the tokens of the first ``gamma`` drafted positions, and the distributions they were drawn from.
 
         The probabilities by which a window is cut must not depend on what is drawn: they are those of the likeliest
         tokens, each after the likeliest before it.
         """
-        head, logits, hidden = self.engine.model, passed.logits[1 : gamma + 1], passed.hidden[1 : gamma + 1]
-        if self.history is not None and self.sampling.greedy:
+        head = self.engine.model
+        drafted = slice(head.first, head.first + gamma)
+        logits, hidden = passed.logits[drafted], passed.hidden[drafted]
+        if head.markov or (self.history is not None and self.sampling.greedy):
             return self._choose_in_turn(logits, hidden)
         if head.candidates:
             pairs = _Pairs.of(head, self._last, logits, hidden)
             likeliest, self._probabilities = pairs.likeliest()
         else:
-            pairs, likeliest = None, list(passed.likeliest[1 : gamma + 1])
-            self._probabilities = [probabilities[0] for _, probabilities in passed.top[1 : gamma + 1]]
+            pairs, likeliest = None, list(passed.likeliest[drafted])
+            self._probabilities = [probabilities[0] for _, probabilities in passed.top[drafted]]
+            if self._blocks is not None and head.confident:
+                self._probabilities = head.decoder.confidences(hidden).tolist()
         if self.history is not None:
             return self._choose_in_turn(logits, hidden)
         if self.sampling.greedy:
@@ -177,29 +183,44 @@ class BlockDrafter(Drafter):
         self._uniforms.emitted(gamma)
         if pairs is not None:
             return pairs.drawn(self.sampling, uniforms, logits)
-        return list(passed.chosen[1 : gamma + 1]), None if passed.probs is None else passed.probs[:gamma]
+        return list(passed.chosen[drafted]), None if passed.probs is None else passed.probs[:gamma]
 
     def _choose_in_turn(self, logits: torch.Tensor, hidden: torch.Tensor) -> tuple[list[int], torch.Tensor | None]:
-        """Return the tokens of positions (gamma, V), each by penalties and grammar after those before it."""
-        assert self.history is not None
-        head = self.engine.model
-        tokens, probs, probabilities = list[int](), list[torch.Tensor](), list[float]()
-        uniforms = [] if self.sampling.greedy else self._uniforms.ahead(len(logits))
+        """Return the tokens of positions (gamma, V), each by penalties, grammar and the head after those before it.
+
+        The probabilities are the head's confidences, where it has any. Without penalties and grammar the device is
+        waited for once.
+        """
+        head, decoder = self.engine.model, self.engine.model.decoder
+        tokens, probs, likelihoods = list[int](), list[torch.Tensor](), list[torch.Tensor]()
+        before = torch.tensor([self._last], device=logits.device)
+        memory = embedding = None
+        chosen = list[torch.Tensor]()
+        uniforms = on_device([] if self.sampling.greedy else self._uniforms.ahead(len(logits)), logits.device)
         for at, (row, state) in enumerate(zip(logits.split(1), hidden.split(1), strict=True)):
-            changed = self.history.changes_for_paths([tokens])(row)
+            changed, likelihood = row, None
+            if head.markov:
+                bias, embedding, memory = decoder.markov_step(before, state, memory)
+                changed = changed + bias[:, : changed.shape[1]]  # without the target's padding
+            if head.confident:
+                likelihood = decoder.confidences(state, embedding)
+            if self.history is not None:
+                changed = self.history.changes_for_paths([tokens])(changed)
             if head.candidates:
-                pairs = _Pairs.of(head, [self._last, *tokens][-1], changed, state)
+                pairs = _Pairs.of(head, int(before), changed, state)
                 changed = pairs.spread(pairs.scores[:, 0], changed, float("-inf"))
             if self.sampling.greedy:
-                probability, token = changed.softmax(-1).max(-1)
-                probabilities.append(float(probability))
+                likely, before = changed.softmax(-1).max(-1)
+                likelihoods.append(likely if likelihood is None else likelihood)
             else:
                 probs.append(self.sampling.distribution(changed))
-                number = on_device(uniforms[at : at + 1], changed.device)
-                token = choose_tokens(probs[-1], number, torch.zeros(1, dtype=torch.long, device=changed.device), None)
-            tokens.append(int(token))
+                before = choose_tokens(probs[-1], uniforms[at : at + 1], torch.zeros_like(before), None)
+            chosen.append(before)
+            if self.history is not None:
+                tokens.append(int(before))
+        tokens = torch.cat(chosen).tolist()
         if not probs:
-            self._probabilities = probabilities
+            self._probabilities = torch.cat(likelihoods).tolist()
             return tokens, None
         self._uniforms.emitted(len(tokens))
         return tokens, torch.cat(probs)

@@ -12,15 +12,21 @@ pruning. States are always those of the target's full prompt.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from vidspec.drafting.base import Drafter, DrafterKind
 
 if TYPE_CHECKING:
+    import torch
+
     from vidspec.drafting.context import DraftContext
     from vidspec.engine.requests import Steps
+    from vidspec.models.head import Head
 
-__all__ = ["HeadDraft"]
+__all__ = ["HeadAxes", "HeadDraft", "row_positions"]
+
+#: Rotary positions of a head: one per row, the target's (on all axes of M-RoPE), or as its config's writer trains.
+HeadAxes: TypeAlias = Literal["auto", "one", "target"]
 
 
 class HeadDraft(DrafterKind):
@@ -28,13 +34,16 @@ class HeadDraft(DrafterKind):
 
     Args:
         visual: ``all``: it reads the visual tokens that ``prune`` keeps; ``none``: no visual tokens.
+        axes: of its rotary positions: ``target``, those of the target under M-RoPE if the head's config has its
+            ``mrope_section``; ``one``, the row's place in the prompt; ``auto``, as the config's writer trains heads:
+            ``one`` in the layout of ``speculators``.
     """
 
     draws = False
     trees = True
 
-    def __init__(self, visual: Literal["all", "none"] = "all") -> None:
-        self.sees = "kept" if visual == "all" else "nothing"
+    def __init__(self, visual: Literal["all", "none"] = "all", axes: HeadAxes = "auto") -> None:
+        self.sees, self.axes = "kept" if visual == "all" else "nothing", axes
 
     def open(self, clip: DraftContext) -> Steps[Drafter]:
         import torch
@@ -47,14 +56,7 @@ class HeadDraft(DrafterKind):
         head = engine.model
         kept = torch.arange(len(prefix.visual)) if clip.kept is None else clip.kept
         rows = prefix.rows_kept(kept.to(prefix.embeds.device))
-        compact = clip.profile.prune.positions == "compact" and len(rows) < prefix.length
-        following = len(rows) if compact else prefix.next_position
-        if compact:
-            positions = torch.arange(len(rows), device=rows.device)[None]
-        elif head.decoder.axes > 1:
-            positions = prefix.positions.reshape(-1, prefix.length)[:, rows]
-        else:
-            positions, following = rows[None], prefix.length
+        positions, following = row_positions(head, clip, rows, self.axes)
         with clip.trace.span("draft_prefill", "draft"):
             given = torch.cat([prefix.visual.index, prefix.audio.to(prefix.visual.index)])
             every = head.embed_prompt(prefix.token_ids, given, prefix.embeds[0, given])
@@ -63,3 +65,16 @@ class HeadDraft(DrafterKind):
             fed = head.fed(embeddings, head.joined(states[:-1]), positions[:, :-1], following - 1)
         read = yield from clip.read(engine, fed)
         return head_drafter(clip.profile.draft, engine, read.span, states[-1:].clone())
+
+
+def row_positions(head: Head, clip: DraftContext, rows: torch.Tensor, axes: HeadAxes) -> tuple[torch.Tensor, float]:
+    """Return positions (1 or axes, n) of rows (n,) of the target's prompt for a head, and the one after the prompt."""
+    import torch
+
+    prefix = clip.prefix
+    assert prefix is not None
+    if clip.profile.prune.positions == "compact" and len(rows) < prefix.length:
+        return torch.arange(len(rows), device=rows.device)[None], len(rows)
+    if head.decoder.axes == 1 or axes == "one" or (axes == "auto" and head.one_axis):
+        return rows[None], prefix.length
+    return prefix.positions.reshape(-1, prefix.length)[:, rows], prefix.next_position

@@ -14,13 +14,20 @@ The second version (``DFlash2DraftModel``) adds two things. Around attention and
 with the rows before them, by coefficients that depend on the row (``attention_conv``, ``mlp_conv``). And a selector
 scores pairs: the logit of a token at a position is raised by how well it follows the one chosen before it, given the
 position's state (``candidate_selector``), so that the tokens of a block belong together. A config may name either.
+
+DSpark (arXiv 2607.05147) adds two others. A Markov head gives the logits of a position a low-rank bias by the token
+before it (``markov_head``), so that the tokens of a block are chosen from left to right after one pass; a gate of the
+position's state, or a state that is carried along the block, may shape it. And a confidence head estimates how probably
+a position is accepted if all before it are (``confidence_head``). Both are read in the layout of ``speculators``, in
+which the row of the last emitted token may draft too, and a head may have an output head over fewer ids.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -33,12 +40,17 @@ from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig
 from vidspec.models.checkpoint_config import check_kernels, load_error, refuse_assistant, weight_source
 from vidspec.models.dflash_checkpoint import (
+    CONFIDENCE,
+    MARKOV,
     SELECTOR,
     BlockSettings,
     block_config,
     check_target,
     check_tensors,
     mask_id,
+    place_rotated_first,
+    rotated_width,
+    sections_fit,
 )
 from vidspec.models.head import Head, HeadDecoder, other_device_reason, target_embedding
 from vidspec.models.hub import retries_offline
@@ -47,7 +59,25 @@ from vidspec.models.quantised import read_head_tensors
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.weight_files import weight_file
 
-__all__ = ["BlockDecoder", "BlockHead", "load_block_head"]
+__all__ = ["BlockDecoder", "BlockHead", "MarkovStep", "load_block_head"]
+
+
+#: Logit of an id that a head cannot draft: finite, as all logits must be.
+LEAST = -1e4
+
+
+class MarkovStep(NamedTuple):
+    """What a Markov head makes of a position, given the token before it.
+
+    Attributes:
+        bias: (1, V) added to the logits of the position.
+        embedding: (1, rank) of the token before.
+        memory: (1, rank) carried to the next position by a head of the kind ``rnn``.
+    """
+
+    bias: torch.Tensor
+    embedding: torch.Tensor
+    memory: torch.Tensor
 
 
 class BlockDecoder(HeadDecoder):
@@ -57,6 +87,7 @@ class BlockDecoder(HeadDecoder):
         config: the head's config as a ``Qwen3Config``.
         settings: of the head.
         tensors: by published name, on their device and in their dtype.
+        ids: (draft vocabulary,) the target's id of each logit of the head's own output head; None with the target's.
         budget: bytes of the slab.
     """
 
@@ -67,11 +98,14 @@ class BlockDecoder(HeadDecoder):
         config: StockConfig,
         settings: BlockSettings,
         tensors: Mapping[str, torch.Tensor],
+        ids: torch.Tensor | None = None,
         budget: int | None = None,
     ) -> None:
+        from transformers.activations import ACT2FN
         from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-        self.tensors, self._budget, self.settings = dict(tensors), budget, settings
+        self.tensors, self._budget, self.settings, self._ids = dict(tensors), budget, settings, ids
+        self._activation: Callable[[torch.Tensor], torch.Tensor] = ACT2FN[config.hidden_act]
         self.hidden, self._eps = int(config.hidden_size), float(config.rms_norm_eps)
         self.depth, self.width = int(config.num_hidden_layers), int(config.head_dim)
         self.heads, self.kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
@@ -80,15 +114,24 @@ class BlockDecoder(HeadDecoder):
         like = tensors["fc.weight"]
         self.device, rope = like.device, config.rope_parameters
         interleaved = bool(rope.get("mrope_interleaved"))
-        self._positions = RotaryPositions(Qwen3RotaryEmbedding(config), rope, like, interleaved=interleaved)
+        turned = rotated_width(config)
+        plain = {**config.to_dict(), "head_dim": turned, "rope_parameters": {**rope, "partial_rotary_factor": 1.0}}
+        rotary = Qwen3RotaryEmbedding(type(config)(**plain))
+        rotary.register_buffer("inv_freq", F.pad(rotary.inv_freq, (0, (self.width - turned) // 2)))  # the rest stays
+        fitting = rope if sections_fit(config) else {}  # those of a wider target are inherited, and not used
+        self._positions = RotaryPositions(rotary, fitting, like, interleaved=interleaved)
         self.axes = self._positions.axes
         self._target: Decoder | None = None
+        self._target_cap: float | None = None  # of the target's logits, without which the head was trained
 
     def bind_target(self, target: VideoLanguageModel) -> None:
         """Take the embedding and the output head of the target, for drafting."""
         self._context_weights = self._join_context_weights()  # before a pass is captured with their addresses
-        self._target = target.decoder
+        self._target, language = target.decoder, target.language
         embed, scale = target_embedding(target, self.device), self.settings.embedding_scale
+        if not self.settings.scaled:
+            scale /= float(getattr(language.embed_tokens, "scalar_embed_scale", 1.0))
+            self._target_cap = getattr(language.config, "final_logit_softcapping", None)
         scaled = embed if scale == 1 else lambda ids: embed(ids) * scale
         self.bind(scaled, None, other_device_reason(target, self.device))
 
@@ -158,7 +201,7 @@ class BlockDecoder(HeadDecoder):
         inner = self._rms_norm(f"{of}.post_attention_layernorm", rows)
         if kernel:
             inner, after = self._convolve_before(f"{of}.mlp_conv", inner)
-        gate = F.silu(self._linear(f"{of}.mlp.gate_proj", inner))
+        gate = self._activation(self._linear(f"{of}.mlp.gate_proj", inner))
         mixed = self._linear(f"{of}.mlp.down_proj", gate * self._linear(f"{of}.mlp.up_proj", inner))
         if after is not None:
             mixed = self._convolve(f"{of}.mlp_conv", mixed, after, 1)
@@ -194,7 +237,11 @@ class BlockDecoder(HeadDecoder):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         assert self._target is not None
+        if self._ids is not None:
+            return self._spread(self._linear("lm_head", hidden), LEAST)
         logits = self._target.logits(hidden)
+        if self._target_cap is not None:
+            logits = self._target_cap * torch.atanh((logits / self._target_cap).clamp(-0.999999, 0.999999))
         if self.settings.multiplier != 1:
             logits = logits * self.settings.multiplier
         if (cap := self.settings.soft_cap) is not None:
@@ -212,6 +259,43 @@ class BlockDecoder(HeadDecoder):
         projected = self._linear(f"{SELECTOR}.hidden_projection", hidden)
         first = self.tensors[f"{SELECTOR}.predecessor_codebook"][before] * projected[:, None]
         return first @ self.tensors[f"{SELECTOR}.successor_codebook"][tokens].transpose(1, 2)
+
+    def markov_step(self, before: torch.Tensor, hidden: torch.Tensor, memory: torch.Tensor | None = None) -> MarkovStep:
+        """Return what the Markov head makes of the next position of a block.
+
+        Args:
+            before: (1,) the token before the position.
+            hidden: (1, hidden) of the position, after the norm.
+            memory: (1, rank) of the position before; None for the first.
+        """
+        embedding = F.embedding(before, self.tensors[f"{MARKOV}.markov_w1.weight"])
+        memory, shaped = torch.zeros_like(embedding) if memory is None else memory, embedding
+        if self.settings.markov_kind == "gated":
+            gate = self._linear(f"{MARKOV}.gate_proj", torch.cat([hidden, embedding], dim=-1))
+            shaped = gate.sigmoid() * embedding
+        elif self.settings.markov_kind == "rnn":
+            joined = self._linear(f"{MARKOV}.joint_proj", torch.cat([memory, embedding, hidden], dim=-1))
+            gate, candidate, out = joined.chunk(3, dim=-1)
+            memory = gate.sigmoid() * memory + (1 - gate.sigmoid()) * candidate.tanh()
+            shaped = out.tanh()
+        bias = self._linear(f"{MARKOV}.markov_w2", shaped)
+        return MarkovStep(bias if self._ids is None else self._spread(bias, 0.0), embedding, memory)
+
+    def confidences(self, hidden: torch.Tensor, embedding: torch.Tensor | None = None) -> torch.Tensor:
+        """Return (n,) float32: how probably positions are accepted if those before them are.
+
+        Args:
+            hidden: (n, hidden) of the positions, after the norm.
+            embedding: (n, rank) of the tokens before, for a head that reads them.
+        """
+        if self.settings.confidence_markov and embedding is not None:
+            hidden = torch.cat([hidden, embedding], dim=-1)
+        return self._linear(CONFIDENCE, hidden)[:, 0].float().sigmoid()
+
+    def _spread(self, values: torch.Tensor, rest: float) -> torch.Tensor:
+        """Return values (n, draft vocabulary) at the target's ids, and ``rest`` at all others."""
+        assert self._ids is not None
+        return values.new_full((len(values), self.logit_width), rest).index_copy_(1, self._ids, values)
 
     def _linear(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         return F.linear(rows, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
@@ -232,7 +316,11 @@ class BlockHead(Head):
         device: device of the head; its dtype is the target's.
 
     Attributes:
-        size: tokens of a block, the last emitted one included.
+        size: rows of a block, that of the last emitted token included.
+        first: the first of them that drafts.
+        most: tokens that a block drafts at most.
+        in_turn: True if each token of a block is chosen after the one before it.
+        markov, confident: True with a Markov head, and with a confidence head.
         mask: id of a masked position.
         candidates: tokens of each position among which a selector chooses; 0 without one.
         whole: True if a block is drafted whole, whatever is proposed of it.
@@ -251,19 +339,45 @@ class BlockHead(Head):
     ) -> None:
         self.name, self.target, self.device = name, target, device
         self.vocabulary, self.tokens = target.vocabulary, torch.arange(target.vocabulary)
-        self.size, self.mask = settings.size, mask_id(name, settings, target)
+        self.size, self.first, self.most = settings.size, settings.first, settings.most
+        self.markov, self.confident = settings.markov > 0, settings.confidence
+        self.in_turn, self.mask = bool(settings.markov or settings.rank), mask_id(name, settings, target)
         self.blocks = tuple(block + 1 for block in settings.taps)  # the input of the next one
         self.candidates = min(settings.candidates, target.vocabulary) if settings.rank else 0
-        self.whole = bool(settings.both_ways or settings.kernel)
+        self.one_axis, self.whole = settings.one_axis, bool(settings.both_ways or settings.kernel)
         check_target(name, config, settings, target)
+        ids, tensors = _draft_ids(name, dict(tensors), settings)
         check_tensors(name, config, settings, tensors, target)
+        place_rotated_first(config, tensors)
         placed = {key: tensor.to(device, target.dtype).contiguous() for key, tensor in tensors.items()}
-        self.decoder = BlockDecoder(config, settings, placed)
+        self.decoder = BlockDecoder(config, settings, placed, None if ids is None else ids.to(device))
         self.decoder.bind_target(target)
 
     @torch.inference_mode()
     def joined(self, states: torch.Tensor) -> torch.Tensor:
         return self.decoder.context(states.to(self.device))
+
+
+def _draft_ids(
+    name: str, tensors: dict[str, torch.Tensor], settings: BlockSettings
+) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]]:
+    """Return the target's ids of a reduced vocabulary, None without one, and the tensors that are computed with.
+
+    ``d2t`` holds what is added to a draft id; ``t2d``, and copies of the target's embedding, head and norm, which
+    ``speculators`` may save, are left out.
+
+    Raises:
+        ModelError: there is no ``d2t``, or one of another length.
+    """
+    offsets, count = tensors.pop("d2t", None), settings.draft_vocabulary
+    for key in ("t2d", "embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.weight"):
+        tensors.pop(key, None)
+    if count is None:
+        tensors.pop("lm_head.weight", None)
+        return None, tensors
+    if offsets is None or len(offsets) != count:
+        raise ModelError(f"{name}: has no d2t of {count} ids, as many as its draft_vocab_size", kind="unreadable")
+    return torch.arange(count) + offsets.long(), tensors
 
 
 @retries_offline

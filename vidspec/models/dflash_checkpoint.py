@@ -1,9 +1,16 @@
-"""Configs and tensors of block heads in the published layout, and what is refused of them."""
+"""Configs and tensors of block heads in the published layouts, and what is refused of them.
+
+Two layouts are read: that of the authors (``DFlashDraftModel``, ``DFlash2DraftModel``), whose keys stand at the top
+level and in ``dflash_config``, and that of ``speculators`` (``speculators_model_type`` of ``dflash``, ``dflash2`` or
+``dspark``), whose blocks are described by ``transformer_layer_config``. The second numbers tapped states by the block
+that reads them, one more than the first, trains with unscaled embeddings and logits, and with one position per row
+although its config inherits the target's ``mrope_section``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import torch
 
@@ -12,7 +19,24 @@ from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig
 from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["CODEBOOKS", "SELECTOR", "BlockSettings", "block_config", "check_target", "check_tensors", "mask_id"]
+__all__ = [
+    "CODEBOOKS",
+    "CONFIDENCE",
+    "MARKOV",
+    "SELECTOR",
+    "BlockSettings",
+    "MarkovKind",
+    "block_config",
+    "check_target",
+    "check_tensors",
+    "mask_id",
+    "place_rotated_first",
+    "rotated_width",
+    "sections_fit",
+]
+
+#: Kinds of Markov heads (DSpark, arXiv 2607.05147).
+MarkovKind: TypeAlias = Literal["vanilla", "gated", "rnn"]
 
 #: Keys of a config that are read or have no effect on a draft, apart from those of ``Qwen3Config`` below.
 _KNOWN = frozenset(
@@ -29,7 +53,8 @@ _KNOWN = frozenset(
             "torch_dtype",
         ),
         *("transformers_version", "use_cache", "conv_kernel_size", "conv_group_size"),
-        *("selector_rank", "selector_top_k"),
+        *("selector_rank", "selector_top_k", "sample_from_anchor", "draft_vocab_size", "markov_rank"),
+        *("markov_head_type", "enable_confidence_head", "confidence_head_with_markov"),
     }
 )
 _QWEN3 = frozenset(
@@ -40,7 +65,19 @@ _QWEN3 = frozenset(
         "vocab_size",
     }
 )
+#: Kinds of block heads of ``speculators``, with the defaults of their configs.
+_SPECULATORS: Mapping[str, Mapping[str, Any]] = {
+    "dflash": {},
+    "dflash2": {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16},
+    "dspark": {
+        "sample_from_anchor": True,
+        "markov_rank": 256,
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+    },
+}
 SELECTOR, CODEBOOKS = "candidate_selector", ("predecessor_codebook", "successor_codebook")
+MARKOV, CONFIDENCE = "markov_head", "confidence_head.proj"
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
@@ -57,6 +94,12 @@ class BlockSettings(NamedTuple):
         soft_cap: bound of the logits; None for none.
         kernel, kernel_group: rows of the convolutions, 0 for none; channels that share a row's coefficients.
         rank, candidates: width of the selector's codebooks, 0 for none; tokens of each position that it scores.
+        first: first row of a block that drafts: 0 if the row of the last emitted token does (``sample_from_anchor``).
+        draft_vocabulary: ids of the head's own output head; None if it uses the target's.
+        markov, markov_kind: rank of the Markov head, 0 for none; its kind.
+        confidence, confidence_markov: has a confidence head; which also reads the Markov embedding.
+        one_axis: trained with one position per row, whatever ``mrope_section`` says.
+        scaled: reads embeddings as the target scales them, and logits as its output head caps them.
     """
 
     size: int
@@ -71,6 +114,19 @@ class BlockSettings(NamedTuple):
     kernel_group: int = 16
     rank: int = 0
     candidates: int = 0
+    first: int = 1
+    draft_vocabulary: int | None = None
+    markov: int = 0
+    markov_kind: MarkovKind = "vanilla"
+    confidence: bool = False
+    confidence_markov: bool = False
+    one_axis: bool = False
+    scaled: bool = True
+
+    @property
+    def most(self) -> int:
+        """Tokens that a block drafts at most."""
+        return self.size - self.first
 
 
 def block_config(name: str, given: Mapping[str, Any]) -> tuple[StockConfig, BlockSettings]:
@@ -85,6 +141,9 @@ def block_config(name: str, given: Mapping[str, Any]) -> tuple[StockConfig, Bloc
     """
     import transformers
 
+    one_axis = "speculators_model_type" in given
+    if one_axis:
+        given = _speculators_config(name, given)
     own = dict(given.get("dflash_config") or {})
     if not (own or "mask_token_id" in given):
         raise ModelError(
@@ -113,21 +172,62 @@ def block_config(name: str, given: Mapping[str, Any]) -> tuple[StockConfig, Bloc
     causal = key_of("is_causal", key_of("causal"))
     sees = [kind != "sliding_attention" if causal is None else not causal for kind in kinds]
     layers, blocks = int(key_of("num_target_layers", 0)), int(config.num_hidden_layers)
-    cap = float(key_of("final_logit_softcapping", 0.0))
+    cap, markov = float(key_of("final_logit_softcapping", 0.0)), int(key_of("markov_rank", 0))
+    reduced = key_of("draft_vocab_size", config.vocab_size)
+    kind = str(key_of("markov_head_type", "vanilla"))
+    if kind not in get_args(MarkovKind):
+        raise ModelError(f"{name}: its markov_head_type {kind} is not one of {', '.join(get_args(MarkovKind))}")
     return config, BlockSettings(
-        int(key_of("block_size", 16)),
-        None if key_of("mask_token_id") is None else int(key_of("mask_token_id")),
-        str(key_of("mask_token", "<|MASK|>")),
-        tuple(map(int, key_of("target_layer_ids") or _default_taps(layers, blocks))),
-        frozenset(index for index, both in enumerate(sees) if both),
-        float(key_of("input_embedding_scale", 1.0)),
-        float(key_of("output_multiplier", 1.0)),
-        cap if cap > 0 else None,
-        int(key_of("conv_kernel_size", 0)),
-        int(key_of("conv_group_size", 16)),
-        int(key_of("selector_rank", 0)),
-        int(key_of("selector_top_k", 0)),
+        size=int(key_of("block_size", 16)),
+        mask=None if key_of("mask_token_id") is None else int(key_of("mask_token_id")),
+        mask_token=str(key_of("mask_token", "<|MASK|>")),
+        taps=tuple(map(int, key_of("target_layer_ids") or _default_taps(layers, blocks))),
+        both_ways=frozenset(index for index, both in enumerate(sees) if both),
+        embedding_scale=float(key_of("input_embedding_scale", 1.0)),
+        multiplier=float(key_of("output_multiplier", 1.0)),
+        soft_cap=cap if cap > 0 else None,
+        kernel=int(key_of("conv_kernel_size", 0)),
+        kernel_group=int(key_of("conv_group_size", 16)),
+        rank=int(key_of("selector_rank", 0)),
+        candidates=int(key_of("selector_top_k", 0)),
+        first=0 if key_of("sample_from_anchor", False) else 1,
+        draft_vocabulary=None if reduced == config.vocab_size else int(reduced),
+        markov=markov,
+        markov_kind=cast("MarkovKind", kind),
+        confidence=bool(key_of("enable_confidence_head", False)),
+        confidence_markov=bool(markov and key_of("confidence_head_with_markov", False)),
+        one_axis=one_axis,
+        scaled=not one_axis,
     )
+
+
+def _speculators_config(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config of ``speculators`` in the authors' keys, with its defaults (0.9).
+
+    Raises:
+        ModelError: it is of a kind that is no block head.
+    """
+    kind = given["speculators_model_type"]
+    if kind not in _SPECULATORS:
+        raise ModelError(
+            f"{name}: is a head of the kind {kind}, and block heads are {', '.join(_SPECULATORS)}",
+            hint="an EAGLE-3 head needs draft.kind: eagle3" if kind == "eagle3" else "name a head of another kind",
+            kind="unreadable",
+        )
+    layers = {key: value for key, value in given.get("transformer_layer_config", {}).items() if key in _QWEN3}
+    own = {key: value for key, value in given.items() if key in _KNOWN and key not in ("architectures", "dtype")}
+    ids = given.get("aux_hidden_state_layer_ids")
+    if not ids:
+        raise ModelError(f"{name}: its config has no aux_hidden_state_layer_ids", kind="unreadable")
+    non_causal = given.get("sliding_window_non_causal", kind == "dflash2")
+    return {
+        **layers,
+        **_SPECULATORS[kind],
+        **own,
+        "block_size": given.get("block_size", 8),
+        "target_layer_ids": [int(block) - 1 for block in ids],
+        "is_causal": False if non_causal else None,
+    }
 
 
 def _default_taps(layers: int, blocks: int) -> list[int]:
@@ -156,22 +256,24 @@ def check_target(name: str, config: StockConfig, settings: BlockSettings, target
     Raises:
         ModelError: the first difference.
     """
+    from transformers.activations import ACT2FN
+
     rope = getattr(config, "rope_parameters", None) or {}
     hidden, layers = int(target.language.config.hidden_size), target.layers
-    sections, beyond = mrope_sections(rope), [block for block in settings.taps if not 0 <= block < layers]
+    beyond = [block for block in settings.taps if not -1 <= block < layers]
     for broken, problem in (
-        (config.hidden_act != "silu", f"has the activation {config.hidden_act}, and silu is what is computed"),
+        (config.hidden_act not in ACT2FN, f"has the activation {config.hidden_act}, which is not known"),
         (rope.get("rope_type", "default") not in STATIC_ROPE, f"has rotary positions of type {rope.get('rope_type')}"),
         (
-            sections is not None and 2 * sum(sections) != int(config.head_dim),
-            f"its mrope_section {sections} does not fit",
+            not settings.one_axis and not sections_fit(config),
+            f"its mrope_section {mrope_sections(rope)} does not fit",
         ),
         (
             settings.kernel > 0 and hidden % max(1, settings.kernel_group) > 0,
             f"its conv_group_size {settings.kernel_group} does not divide {hidden}",
         ),
         (settings.rank > 0 and settings.candidates < 1, "its selector has no selector_top_k"),
-        (settings.size < 2, f"has blocks of {settings.size} tokens, and two is the least"),
+        (settings.most < 1, f"has blocks of {settings.size} tokens, and two is the least"),
         (bool(beyond), f"reads states of block {beyond[0] if beyond else 0} of a target that has {layers}"),
         (int(config.hidden_size) != hidden, f"is {config.hidden_size} wide, and {target.name} is {hidden} wide"),
         (
@@ -200,6 +302,9 @@ def check_tensors(
     joined = len(settings.taps) * int(target.language.config.hidden_size)
     expected: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, joined)}
     expected |= {f"{norm}.weight": (hidden,) for norm in ("norm", "hidden_norm")}
+    if settings.draft_vocabulary is not None:
+        expected["lm_head.weight"] = settings.draft_vocabulary, hidden
+    expected |= _markov_shapes(settings, int(config.vocab_size), hidden)
     if settings.rank:
         expected |= {f"{SELECTOR}.{book}": (int(config.vocab_size), settings.rank) for book in CODEBOOKS}
         expected[f"{SELECTOR}.hidden_projection.weight"] = settings.rank, hidden
@@ -229,3 +334,47 @@ def check_tensors(
             raise ModelError(
                 f"{name}: {key} has the shape {shape}, and its config says {expected[key]}", kind="unreadable"
             )
+
+
+def _markov_shapes(settings: BlockSettings, vocabulary: int, hidden: int) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of a Markov head and of a confidence head, with their shapes."""
+    rank, shapes = settings.markov, dict[str, tuple[int, ...]]()
+    if rank:
+        shapes[f"{MARKOV}.markov_w1.weight"] = vocabulary, rank
+        shapes[f"{MARKOV}.markov_w2.weight"] = settings.draft_vocabulary or vocabulary, rank
+        if settings.markov_kind == "gated":
+            shapes |= {f"{MARKOV}.gate_proj.weight": (rank, hidden + rank), f"{MARKOV}.gate_proj.bias": (rank,)}
+        elif settings.markov_kind == "rnn":
+            joint = 3 * rank, 2 * rank + hidden
+            shapes |= {f"{MARKOV}.joint_proj.weight": joint, f"{MARKOV}.joint_proj.bias": joint[:1]}
+    if settings.confidence:
+        shapes |= {f"{CONFIDENCE}.weight": (1, hidden + rank * settings.confidence_markov), f"{CONFIDENCE}.bias": (1,)}
+    return shapes
+
+
+def rotated_width(config: StockConfig) -> int:
+    """Return how much of the width of a head is rotated (``partial_rotary_factor``)."""
+    return int(config.head_dim * float((config.rope_parameters or {}).get("partial_rotary_factor", 1.0)))
+
+
+def sections_fit(config: StockConfig) -> bool:
+    """Return True if the sections of M-RoPE in a head's config, if it has any, have all its frequencies."""
+    sections = mrope_sections(config.rope_parameters)
+    return sections is None or 2 * sum(sections) == rotated_width(config)
+
+
+def place_rotated_first(config: StockConfig, tensors: dict[str, torch.Tensor]) -> None:
+    """Reorder queries and keys of heads that rotate a share of their width, so that rotated pairs are half of it apart.
+
+    Products of queries and keys stay the same. The rest of the width has the frequency 0.
+    """
+    width, turned = int(config.head_dim), rotated_width(config)
+    if turned == width:
+        return
+    half, rest = torch.arange(turned // 2), torch.arange(turned, width)
+    order = torch.cat([half, rest[: len(rest) // 2], half + turned // 2, rest[len(rest) // 2 :]])
+    for key, tensor in tensors.items():
+        if key.endswith((".q_norm.weight", ".k_norm.weight")):
+            tensors[key] = tensor[order]
+        elif ".q_proj." in key or ".k_proj." in key:
+            tensors[key] = tensor.view(-1, width, *tensor.shape[1:])[:, order].reshape(tensor.shape)

@@ -173,6 +173,7 @@ class Eagle3Head(Head):
     ) -> None:
         self.name, self.target, self.device = name, target, device
         self.blocks = tap_blocks(name, config, target.layers)
+        self.one_axis = hasattr(config, "speculators_model_type")
         embedding = tensors.pop("embed_tokens.weight", None)
         check_layout(name, config, tensors, embedding, target, len(self.blocks))
         ids = torch.arange(len(tensors["lm_head.weight"]))

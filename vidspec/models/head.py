@@ -149,8 +149,10 @@ class Head(ABC):
         vocabulary: number of ids it can propose, without those the target cannot emit.
         tokens: (vocabulary,) the target's id of each.
         blocks: target blocks whose input it reads; the number of blocks stands for the input of the final norm.
+        one_axis: True if it was trained with one position per row, although its config may have sections of M-RoPE.
     """
 
+    one_axis = False
     name: str
     target: VideoLanguageModel
     device: torch.device

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
 
 from vidspec.drafting.base import Drafter, DrafterKind, drafters
+from vidspec.drafting.head import HeadAxes, row_positions
 
 if TYPE_CHECKING:
     from vidspec.drafting.context import DraftContext
@@ -25,12 +26,13 @@ class BlockDraft(DrafterKind):
 
     Args:
         visual: ``all``: the head reads the visual tokens that ``prune`` keeps; ``none``: no visual tokens.
+        axes: see :class:`~vidspec.drafting.head.HeadDraft`.
     """
 
     model = "head"
 
-    def __init__(self, visual: Literal["all", "none"] = "all") -> None:
-        self.sees = "kept" if visual == "all" else "nothing"
+    def __init__(self, visual: Literal["all", "none"] = "all", axes: HeadAxes = "auto") -> None:
+        self.sees, self.axes = "kept" if visual == "all" else "nothing", axes
 
     def open(self, clip: DraftContext) -> Steps[Drafter]:
         import torch
@@ -46,12 +48,7 @@ class BlockDraft(DrafterKind):
         head = engine.model
         kept = torch.arange(len(prefix.visual)) if clip.kept is None else clip.kept
         rows = prefix.rows_kept(kept.to(prefix.embeds.device))
-        following: float
-        positions, following = rows[None], prefix.length
-        if clip.profile.prune.positions == "compact" and len(rows) < prefix.length:
-            positions, following = torch.arange(len(rows), device=rows.device)[None], len(rows)
-        elif head.decoder.axes > 1:
-            positions, following = prefix.positions.reshape(-1, prefix.length)[:, rows], prefix.next_position
+        positions, following = row_positions(head, clip, rows, self.axes)
         with clip.trace.span("draft_prefill", "draft"):
             states = taps.joined_states(head.blocks, rows)
             span = engine.open(len(rows) + clip.room + head.size, following - len(rows))

@@ -1,6 +1,6 @@
 """Position bias of profiles' kept visual tokens: ``python -m research.position_bias CLIP...``.
 
-The measure itself is in :mod:`vidspec.pruning.position_bias`.
+The measure itself is in :mod:`research.position_shares`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import torch
 import typer
 
 from research.commands import TableFormat, run
+from research.position_shares import PositionBias, at_borders, frame_shares, position_bias
+from research.position_shares import SharePair as Shares
 from vidspec.bench import tables
 from vidspec.bench.loaded import LoadedModels, profile_labels
 from vidspec.captioner import Captioner
@@ -26,8 +28,6 @@ from vidspec.cli.printed import print_json, print_note
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
 from vidspec.events.events import Prefilled
-from vidspec.pruning.position_bias import PositionBias, at_borders, frame_shares, position_bias
-from vidspec.pruning.position_bias import SharePair as Shares
 
 __all__ = ["ClipBias", "biases", "block", "clip_bias", "main", "mean_bias", "over_bins", "table"]
 

@@ -1,8 +1,7 @@
 """Draw the pictures of docs/use/how-it-works.md and docs/use/reports.md from real runs: ``research.pages.how [OUT]``.
 
 Needs Chromium. Two clips are captioned by the built-in Qwen pair, a drawn one, which it can describe, and real video,
-which it cannot. Heatmaps are what ``caption --heatmap`` writes, the other pictures parts of the page that ``caption
---report`` writes.
+which it cannot. The pictures are parts of the page that ``caption --report`` writes.
 """
 
 from __future__ import annotations
@@ -30,13 +29,11 @@ ALONE = """<script>addEventListener("load", () => {
 });</script>"""
 
 
-def captioned(clip: Path, folder: Path, heatmap: Path) -> Path:
+def captioned(clip: Path, folder: Path) -> Path:
     """Caption a clip and return its report."""
     page = folder / f"{clip.stem}.html"
-    heatmap.unlink(missing_ok=True)  # made smaller below, and so no picture that vidspec would replace
     command = [sys.executable, "-m", "vidspec", "caption", clip.relative_to(ROOT), "--pair", "embedded-qwen"]
-    command += ["--frames", "16", "--profile", "sd-attention-chain", "--baseline"]
-    command += ["--heatmap", heatmap, "--report", page]
+    command += ["--frames", "16", "--profile", "sd-attention-chain", "--baseline", "--report", page]
     subprocess.run(list(map(str, command)), check=True, cwd=ROOT)
     return page
 
@@ -56,21 +53,19 @@ def part(page: Path, title: str, out: Path, height: int | None = None) -> None:
     found = ImageChops.difference(whole, Image.new("RGB", whole.size, whole.getpixel((0, 0)))).getbbox()
     if found is None:
         raise SystemExit(f"{page}: has no part {title}")
-    whole.crop((0, 0, 1000, min(found[3] + 12, height or 2400))).quantize(64).save(out, optimize=True)
+    whole.crop((0, 0, 1000, min(found[3] + 12, height or 2400))).quantize(256, Image.Quantize.MAXCOVERAGE).save(out, optimize=True)
 
 
 def main() -> None:
     """Draw all of them."""
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURES
     with tempfile.TemporaryDirectory() as name:
-        drawn = captioned(DRAWN, Path(name), out / "how-seen.png")
-        part(captioned(REAL, Path(name), out / "how-seen-real.png"), "", out / "report-real.png", 850)
+        drawn, real = captioned(DRAWN, Path(name)), captioned(REAL, Path(name))
+        part(drawn, "Frames and visual tokens", out / "how-seen.png")
+        part(real, "Frames and visual tokens", out / "how-seen-real.png")
+        part(real, "", out / "report-real.png", 850)
         part(drawn, "Caption", out / "how-caption.png")
         part(drawn, "Timeline", out / "how-timeline.png", 262)
-    for file in ("how-seen.png", "how-seen-real.png"):
-        with Image.open(out / file) as image:
-            small = image.convert("RGB").resize((1000, round(image.height * 1000 / image.width)))
-        small.quantize(256, Image.Quantize.MAXCOVERAGE).save(out / file, optimize=True)
 
 
 if __name__ == "__main__":

@@ -36,25 +36,20 @@ def test_it_writes_nothing_and_loads_nothing(vidspec, clips, length):
         assert (ran.code, states(ran)) == (1, ["caption", "caption", "unreadable", "caption"])
         assert ran.out.splitlines()[0] == f"caption\t{length:.1f}\t\tclips/a.mp4"
         assert "clips/bad.mp4" in ran.err and "4 clips: 3 to caption (42 s of video), 1 unreadable" in ran.err
-        assert "estimated time: unknown (no earlier record here with these settings and times)" in ran.err
     assert files_here() == before and not FakeCaptioner.made and not Path("new").exists()
 
 
 @pytest.mark.parametrize("form", ["json", "srt,csv"])
-def test_the_estimate_rests_on_earlier_records(vidspec, clips, form):
+def test_clips_done_before_are_told_apart(vidspec, clips, form):
     args = ("--format", form, "--output-dir", "out")
     vidspec("caption", "clips/a.mp4", "clips/bad.mp4", *args)
     before = files_here()
     ran = vidspec("caption", clips, *args, "--dry-run")
     assert states(ran) == ["done", "caption", "done", "caption"], "the fake captions what is no video"
-    assert (
-        "estimated time: 3.0 s for one captioner, without loading (2 earlier records here, 1.50 s for a clip)"
-        in ran.err
-    )
-    assert files_here() == before
+    assert "4 clips: 2 to caption (28 s of video), 2 done before" in ran.err and files_here() == before
     assert states(vidspec("caption", clips, *args, "--dry-run", "--overwrite")).count("caption") == 3
     other = vidspec("caption", clips, *args, "--dry-run", "--prompt", "Why?")
-    assert states(other).count("caption") == 3 and "estimated time: unknown" in other.err
+    assert states(other).count("caption") == 3
 
 
 def test_a_torn_or_locked_journal_is_looked_at_as_it_is(vidspec, clips):
@@ -86,8 +81,6 @@ def test_failures_before_are_told_apart(vidspec, clips):
     vidspec(*args)
     assert states(vidspec(*args, "--dry-run")) == ["done", "failed"]
     assert states(vidspec(*args, "--dry-run", "--retry-failed")) == ["done", "caption"]
-    lean = vidspec(*args, "clips/b.mp4", "--dry-run")
-    assert "estimated time: unknown" in lean.err, "a line of jsonl holds no times"
 
 
 def test_mistakes_are_those_of_a_run(vidspec, clips):

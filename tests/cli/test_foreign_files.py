@@ -34,7 +34,6 @@ def real_traces(isolated, monkeypatch):
     ("command", "option", "name", "kind"),
     [
         (CAPTION, "--trace", "file.json", "trace of vidspec"),
-        (CAPTION, "--heatmap", "file.png", "picture drawn by vidspec"),
         (CAPTION, "--report", "file.html", "page of vidspec"),
         (("ask", "good.mp4"), "--report", "file.html", "page of vidspec"),
         (("report", "run.jsonl"), "--output", "file.html", "page of vidspec"),
@@ -54,13 +53,6 @@ def test_what_others_wrote_is_refused_before_anything_is_loaded(vidspec, command
         ran = vidspec(*command, option, name)
         assert (ran.code, ran.err) == (2, said)
         assert Path(name).read_bytes() == content and not FakeCaptioner.made
-
-
-def test_every_picture_of_several_clips_is_looked_for(vidspec):
-    for name, clips in (("seen-b.png", ("a.mp4", "b.mp4")), ("seen-a-2.png", ("a.mp4", "other/a.mp4"))):
-        Path(name).write_bytes(VIDEO)
-        ran = vidspec("caption", *clips, "--profile", "sd-attention", "--heatmap", "seen.png")
-        assert ran.code == 2 and f"--heatmap {name}: exists already" in ran.err and not FakeCaptioner.made
 
 
 def test_what_the_same_option_wrote_is_written_again(vidspec):
@@ -94,8 +86,8 @@ def test_no_device_is_replaced(vidspec, tmp_path):
     """A trace is written whole, which would make a regular file of it."""
     link = tmp_path / "null"
     link.symlink_to("/dev/null")
-    for option in ("--trace", "--report", "--heatmap"):
-        name = link.with_suffix({"--trace": ".json", "--report": ".html", "--heatmap": ".png"}[option])
+    for option in ("--trace", "--report"):
+        name = link.with_suffix({"--trace": ".json", "--report": ".html"}[option])
         name.symlink_to("/dev/null")
         ran = vidspec(*CAPTION, option, str(name))
         assert ran.code == 2 and "exists already" in ran.err and name.is_symlink()

@@ -32,16 +32,15 @@ def test_a_run_gives_its_page_and_its_records_another(real, capsys):
 
 
 @pytest.mark.full
-def test_several_clips_give_one_page_and_the_heatmaps(real):
+def test_several_clips_give_one_page(real):
     clips = [str(path) for path in shipped()[:2]]
     broken = Path("broken.mp4")
     broken.write_text("no video")
-    assert main(["caption", *clips, "broken.mp4", *FEW, "--report", "page.html", "--heatmap", "heat.png"]) == 1
+    assert main(["caption", *clips, "broken.mp4", *FEW, "--report", "page.html"]) == 1
     page = Path("page.html").read_text(encoding="utf-8")
     assert "3 records, one for each clip or part of one: 2 captioned, 1 failed" in page
     assert page.count("<details class=") == 2 and page.count('data-failed="1"') == 1
     assert page.index("broken.mp4") < min(page.index(Path(clip).name) for clip in clips)
-    assert len(list(Path().glob("heat-*.png"))) == 2
 
 
 def test_what_was_captioned_before_ctrl_c_is_on_the_page(vidspec, monkeypatch):
@@ -120,29 +119,10 @@ def test_nothing_left_to_caption_says_how_to_see_the_records(vidspec, monkeypatc
     assert ran.code == 0 and "run `vidspec report` on the output" in ran.err and not Path("x.html").exists()
 
 
-def test_two_runs_side_by_side(real, vidspec):
-    """By path and prompt; differences are marked, and what one run alone has is shown."""
-    sides = {
-        "a": [lean(1), lean(2, caption="A red circle moves up."), lean(3, caption="<b>only"), lean(5, prompt="Who?")],
-        "b": [lean(1), lean(2, caption="A red square moves up"), lean(4), lean(5, prompt="Where?")],
-    }
-    for name, records in sides.items():
-        Path(f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
-    ran = vidspec("report", "a.jsonl", "b.jsonl", "-o", "page.html")
-    assert (ran.code, ran.out) == (0, "")
-    assert ran.err == "page.html: 2 records of both runs, 1 of them differs; 4 of one run\n"
-    page = Path("page.html").read_text()
-    body = page.partition("<tbody>")[2].partition("</tbody>")[0]
-    assert "A red <mark>circle </mark>moves up<mark>.</mark>" in body and "A red <mark>square </mark>moves up" in body
-    assert body.count("<mark>") == 3 and body.count("not in this run") == 4 and "&lt;b&gt;only" in body
-    assert "1 same words, 1 differs, 2 only in a.jsonl, 2 only in b.jsonl" in page and "a.jsonl and b.jsonl" in page
-    assert body.index("2.mp4") < body.index("1.mp4")
-
-
 def test_compare_counts_and_writes_a_page_to_pick_on(real, vidspec):
     sides = {
-        "a": [lean(1), lean(2, caption="A red circle."), lean(3), lean(5, prompt="Who?")],
-        "b": [lean(1), lean(2, caption="A <red> square."), lean(4), lean(6)],
+        "a": [lean(1), lean(2, caption="A red circle moves up."), lean(3, caption="<b>only"), lean(5, prompt="Who?")],
+        "b": [lean(1), lean(2, caption="A <red> square moves up"), lean(4), lean(6)],
     }
     for name, records in sides.items():
         Path(f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
@@ -152,6 +132,10 @@ def test_compare_counts_and_writes_a_page_to_pick_on(real, vidspec):
     page = Path("compare.html").read_text()
     assert page.count("data-pick=") == page.count('value="first"') == page.count('value="second"') == 1
     assert 'data-names="[&#34;a.jsonl&#34;, &#34;b.jsonl&#34;]"' in page and "src=" not in page
+    body = page.partition("<tbody>")[2].partition("</tbody>")[0]
+    assert "A red <mark>circle </mark>moves up<mark>.</mark>" in body and "A <red>" not in body
+    assert "A <mark>&lt;</mark>red<mark>&gt; square </mark>moves up" in body and "&lt;b&gt;only" in body
+    assert body.index("2.mp4") < body.index("1.mp4") and body.count("not in this run") == 4
     again = vidspec("compare", "a.jsonl", "b.jsonl", "--quiet", "-o", "compare.html")
     assert (again.code, again.out, again.err) == (0, ran.out, "")
 
@@ -182,7 +166,7 @@ def test_failed_clips_and_frames_of_two_runs(real, vidspec):
     video = {"timestamps": [0.0]}
     Path("a.jsonl").write_text(json.dumps(lean(1, path=clip, video=video)) + "\n")
     Path("b.jsonl").write_text(json.dumps(lean(1, path=clip, video=video, caption=None, error=error)) + "\n")
-    assert vidspec("report", "a.jsonl", "b.jsonl", "-o", "page.html").code == 0
+    assert vidspec("compare", "a.jsonl", "b.jsonl", "-o", "page.html").code == 0
     page = Path("page.html").read_text()
     assert "failed: video/damaged: is damaged" in page and page.count('class="thumb"') == 1
     assert "1 failed." in page and "<mark>" not in page.partition("<tbody>")[2]

@@ -343,7 +343,6 @@ def test_memory_of_the_run_does_not_grow_with_the_shards(vidspec, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--heatmap", "x.png"), "--heatmap needs clips that are files, not shards"),
         (("--checksum",), "--checksum needs clips that are files, not shards"),
         (("--format", "parquet,jsonl"), "--format parquet of shards excludes other formats"),
         (("--column", "x", "v.parquet"), "v.parquet: has no column x (name one with --column: mp4 (binary))"),

@@ -1,4 +1,4 @@
-"""One layout of the tokens that a draft sees, which panel, page and picture draw."""
+"""One layout of the tokens that a draft sees, which panel and page draw."""
 
 from vidspec.display.heatmap import FrameRaster, cells_of
 from vidspec.events.events import Prefilled

@@ -20,6 +20,7 @@ from tests.models.parity import PROMPT, ParityCase, check_generate
 from tests.models.record_preprocess_minicpmv import CASES, STEP, frames
 from tests.models.test_known_pairs import sizes
 from tests.ready_clips import read_requests, serve_captions
+from vidspec.display.heatmap import rasters
 from vidspec.embedded.samples import shipped
 from vidspec.errors import ModelError
 from vidspec.models import loading
@@ -28,7 +29,6 @@ from vidspec.models.frame_rules import SlicedFrames
 from vidspec.models.known_pairs import PUBLISHED_RULES
 from vidspec.models.placement import resolve_placement
 from vidspec.models.preprocess import PixelRules, pool_features
-from vidspec.pruning.position_bias import rasters
 from vidspec.video import Clip
 from vidspec.video.resize import fitted
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from research.position_bias import ClipBias, block, clip_bias, mean_bias, over_bins, table
-from vidspec.pruning.position_bias import (
+from research.position_shares import (
     SharePair,
     border_share,
     ends_share,

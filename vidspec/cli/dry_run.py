@@ -1,24 +1,59 @@
-"""``vidspec caption --dry-run``: prints the plan, one clip per line on stdout, with counts and time on stderr."""
+"""``vidspec caption --dry-run``: prints the plan, one clip per line on stdout, with counts on stderr."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vidspec.cli.printed import print_error, print_note
+from vidspec.errors import VideoError
 from vidspec.escaping import one_line
 from vidspec.events.tally import Tally, counted, format_duration
 
 if TYPE_CHECKING:
     from vidspec.runs.destinations import Destination
-    from vidspec.runs.dry_run import PlannedClip
-    from vidspec.runs.job import Job
+    from vidspec.runs.job import Job, JobConfig
     from vidspec.runs.planning import RunPlan
     from vidspec.runs.run_store import RunStore
     from vidspec.runs.store.records import SettingsDigest
 
 __all__ = ["print_plan"]
+
+
+@dataclass(frozen=True)
+class PlannedClip:
+    """Part of a clip left to caption: ``seconds`` of video in ``parts`` parts.
+
+    ``seconds`` is None for a clip in a shard, which is not opened; ``parts`` if they follow from scenes or the length.
+
+    ``error`` is the reason if it cannot be captioned.
+    """
+
+    seconds: float | None = 0.0
+    parts: int | None = 1
+    error: str | None = None
+
+
+def planned_clip(job: Job, config: JobConfig) -> PlannedClip:
+    """Return the part of a clip that is left, from its index alone; scenes are not detected."""
+    from vidspec.runs.segments import fixed_segments
+    from vidspec.video import probe
+
+    if job.source is not None:
+        return PlannedClip(None, 1 if config.segment is None else None, None if job.error is None else str(job.error))
+    try:
+        duration = probe(job.path).duration_s
+        start, end = job.start or 0.0, duration if job.end is None else min(job.end, duration)
+        if end <= start:
+            raise VideoError(f"{job.path}: has no frame at {start:g} s or later: it lasts {duration:.3f} s")
+    except VideoError as error:
+        return PlannedClip(error=str(error))
+    if not isinstance(config.segment, float | int):
+        return PlannedClip(end - start, 1 if config.segment is None else None)
+    segments = [one for number, one in enumerate(fixed_segments(config.segment, start, end)) if number not in job.done]
+    return PlannedClip(sum(last - first for first, last in segments), len(segments))
 
 
 def print_plan(plan: RunPlan) -> int:
@@ -27,7 +62,6 @@ def print_plan(plan: RunPlan) -> int:
 
 
 def _print_clips(plan: RunPlan) -> int:
-    from vidspec.runs.dry_run import earlier_costs, estimate_run, planned_clip
     from vidspec.runs.remaining import plan_clips
     from vidspec.runs.writers import StdoutLines
 
@@ -64,13 +98,6 @@ def _print_clips(plan: RunPlan) -> int:
     counts += [f"{count} {what}" for what, count in rest.items() if count]
     counts += [f"left out: {others}"] if (others := plan.found.left_out) else []
     print_note(f"{counted(len(entries), 'clip')}: {', '.join(counts)}")
-    by_length = settings.config.segment is not None or settings.profile["video"]["fps"] is not None
-    earlier = earlier_costs(store.journals.records(), {settings.of(entry) for entry in entries})
-    guess = estimate_run(left, earlier, by_length=by_length)
-    time = (
-        "unknown" if guess.seconds is None else f"{format_duration(guess.seconds)} for one captioner, without loading"
-    )
-    print_note(f"estimated time: {time} ({guess.why})")
     return int(bool(errors or plan.found.unreadable))
 
 
@@ -98,7 +125,6 @@ def _print_shards(plan: RunPlan) -> int:
     counts += [f"{len(finished)} done before ({counted(clips, 'clip')}{lost})"] if finished else []
     counts += [f"left out: {others}"] if (others := plan.found.left_out) else []
     print_note(f"{counted(len(shards), 'shard')}: {', '.join(counts)}")
-    print_note("estimated time: unknown (shards are not opened)")
     return int(bool(plan.found.unreadable))
 
 

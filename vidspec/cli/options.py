@@ -226,7 +226,7 @@ class TerminalOptions:
     """Options of ``vidspec caption`` that concern this terminal; those of the run are :class:`RunSpec`'s."""
 
     settings: SetOption = None
-    dry_run: Annotated[bool, _output("--dry-run", help="Only show the plan and estimate its time.")] = False
+    dry_run: Annotated[bool, _output("--dry-run", help="Only show the plan.")] = False
     progress: Annotated[
         TextOrJson,
         _output(

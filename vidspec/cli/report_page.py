@@ -38,27 +38,16 @@ def report(
 ) -> int:
     """Write one page about finished runs: captions, counters and speeds; many clips get a searchable, sortable table.
 
-    Two runs over the same clips and prompts are shown side by side with differences marked.
-
-    To see which tokens the draft wrote and which parts of the frames it saw, use `vidspec caption --report`.
+    To see which tokens the draft wrote and which parts of the frames it saw, use `vidspec caption --report`; to see two
+    runs side by side, `vidspec compare`.
     """
     from vidspec.display.pages.page import check_page
     from vidspec.display.pages.report import read_trace, write_finished
-    from vidspec.display.pages.side_by_side import write_compared
     from vidspec.files import check_distinct
 
     check_page(output, [str(source) for source in sources], "--output")
     check_distinct([("--output", output)], [("--trace", trace)])
     traces = read_trace(trace) if trace is not None else {}
-    if len(sources) == 2 and trace is None:
-        left, right = (records_of([source]) for source in sources)
-        found = write_compared(output, left, right, (str(sources[0]), str(sources[1])))
-        if found.shared:
-            if not quiet:
-                differ, unshared = found.counts["differs"], sum(found.counts.values()) - found.shared
-                both = f"{counted(found.shared, 'record')} of both runs, {differ} of them differ{'s' * (differ == 1)}"
-                print_note(f"{output}: {both}; {unshared} of one run")
-            return 0
     records = records_of(sources)
     if not records:
         raise UsageError("there are no records to report on", hint="name files written with --format json or jsonl")

@@ -254,11 +254,6 @@ class RunSpec(BaseModel):
         Flag(panel=_CHECK, common=True),
     ] = False
     trace: Annotated[Path | None, key("Write a Chrome/Perfetto trace"), Flag(panel=_CHECK, metavar="FILE")] = None
-    heatmap: Annotated[
-        Path | None,
-        key("Draw a heatmap of the parts of the frames that the draft sees"),
-        Flag(panel=_CHECK, metavar="FILE.png"),
-    ] = None
     report: Annotated[
         Path | None,
         key("Write a page: visual tokens of the draft, the model that wrote each token, a timeline"),
@@ -324,7 +319,7 @@ class RunSpec(BaseModel):
         if self.address is not None and self.engine != "ray":
             raise UsageError(f"{option('address')} needs {option('engine', 'ray')}")
         if self.is_remote:
-            for name in ("trace", "heatmap", "report"):
+            for name in ("trace", "report"):
                 if getattr(self, name) is not None:
                     hint = f"leave out {option('replicas')} and {option('engine')}"
                     raise UsageError(f"{option(name)} needs a single captioner", hint=hint)

@@ -1,6 +1,6 @@
 """Visual tokens that the draft sees, by frame: cells of a grid, and an overlay for a frame.
 
-Panel, page and picture all draw the result of :func:`cells_of`.
+Panel and page both draw the result of :func:`cells_of`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from rich.text import Text
 
 from vidspec.events.events import Prefilled
-from vidspec.pruning.position_bias import rasters
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -26,6 +25,7 @@ __all__ = [
     "Cells",
     "FrameRaster",
     "cells_of",
+    "rasters",
     "sparkline",
     "veil",
     "weight_lines",
@@ -106,6 +106,15 @@ def cells_of(seen: Prefilled) -> Cells:
         ranks[-1].reshape(-1)[cells[cells >= 0]] = np.frombuffer(by_token, np.uint8)[cells >= 0]
     layers = tuple(FrameRaster(*one) for one in rasters(seen.grid, seen.views))
     return Cells(mask_of(cells[np.asarray(seen.kept, np.int64)]), mask_of(cells), layers, tuple(ranks))
+
+
+def rasters(grid: tuple[int, int, int], views: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Return (first row in the grid, rows, columns) of each raster of a frame; a single one without views."""
+    found, first = [], 0
+    for rows, columns in views or (grid[1:],):
+        found.append((first, rows, columns))
+        first += rows
+    return found
 
 
 def sparkline(shares: Sequence[float], *, ascii_only: bool = False) -> str:

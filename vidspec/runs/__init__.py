@@ -16,5 +16,5 @@ feed, reader, read_worker   frames read ahead in processes that can be killed ->
 segments                    cutting a clip by length or by scenes
 run                         Jobs through a captioner, several at a time, parts of a clip in order -> Jobs with results
 local, replicas, ray_engine executors; pool: job distribution for the last two
-merge, dry_run, trace_file, ties
+merge, trace_file, ties
 """

@@ -255,7 +255,7 @@ def check_files_distinct(
         ("the config", config),
     ]
     others: list[NamedPath] = [
-        (option(name), path) for name in ("trace", "heatmap", "report") if (path := getattr(spec, name)) is not None
+        (option(name), path) for name in ("trace", "report") if (path := getattr(spec, name)) is not None
     ]
     output = option("output") if spec.output is not None else option("output_dir")
     written: list[NamedPath] = [(output, place.path) for place in destinations]

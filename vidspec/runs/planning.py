@@ -186,7 +186,7 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
         if not writes_parts(spec, forms, entries):
             found.entries = entries = list(_open_shards(entries, found, spec.column, how, reporter))
     check_fields(spec, entries)
-    _check_files(spec, profile, [entry.path for entry in entries])
+    _check_files(spec, [entry.path for entry in entries])
     how = how.for_clips(len(entries))
     _check_questions(how, forms, entries)
     destinations = plan_destinations(spec, forms, found, entries, profile, shard, prints=prints)
@@ -224,10 +224,6 @@ def _check_shards(spec: RunSpec) -> None:
     if spec.checksum:
         hint = "leave it out: clips in a tar are recognised by the size and time stored there, also in a copy of it"
         raise UsageError(f"{option('checksum')} needs clips that are files, not shards", hint=hint)
-    if spec.heatmap is not None:
-        raise UsageError(
-            f"{option('heatmap')} needs clips that are files, not shards", hint="unpack some clips of interest"
-        )
 
 
 def _open_shards(
@@ -246,16 +242,12 @@ def _open_shards(
             reporter.error(str(error))
 
 
-def _check_files(spec: RunSpec, profile: Profile, clips: Sequence[str]) -> None:
+def _check_files(spec: RunSpec, clips: Sequence[str]) -> None:
     """Refuse further output files that cannot be written, or that another program wrote."""
     if spec.trace is not None:
         from vidspec.runs.trace_file import TRACE
 
         check_output(spec.trace, clips, option("trace"), TRACE)
-    if spec.heatmap is not None:
-        from vidspec.display.heatmap_files import check_heatmap
-
-        check_heatmap(spec.heatmap, profile, clips)
     if spec.report is not None:
         from vidspec.display.pages.page import check_page
 

@@ -16,7 +16,6 @@ from vidspec.runs.reporter import RunReporter
 from vidspec.runs.run import exit_code
 
 if TYPE_CHECKING:
-    from vidspec.display.heatmap_files import HeatmapFiles
     from vidspec.display.pages.report import ReportFile
     from vidspec.runs.job import Job
 
@@ -43,7 +42,6 @@ class Run:
         self.tally = Tally(total=len(plan.entries))
         self.ran_here = False
         self._page: ReportFile | None = None
-        self._pictures: HeatmapFiles | None = None
         self._stack = ExitStack()
         self._codes: set[int] = set()
         self._complete = False
@@ -91,10 +89,8 @@ class Run:
 
     @property
     def file_errors(self) -> list[tuple[str, Exception]]:
-        """Errors of heatmaps and report pages, with the option; complete after the exit."""
-        heatmap = self._pictures.errors if self._pictures else []
-        report = self._page.errors if self._page else []
-        return [*(("--heatmap", error) for error in heatmap), *(("--report", error) for error in report)]
+        """Errors of the report page, with the option; complete after the exit."""
+        return [("--report", error) for error in (self._page.errors if self._page else ())]
 
     @property
     def exit_code(self) -> int:
@@ -179,17 +175,11 @@ class Run:
         return executor
 
     def _page_writers(self) -> Iterator[RunObserver]:
-        """Yield the observers that draw heatmaps and report pages."""
-        spec = self.plan.spec
-        if spec.heatmap is not None:
-            from vidspec.display.heatmap_files import HeatmapFiles
-
-            self._pictures = HeatmapFiles(spec.heatmap, self.plan.profile)
-            yield self._pictures
-        if spec.report is not None:
+        """Yield the observer that writes the report page."""
+        if (report := self.plan.spec.report) is not None:
             from vidspec.display.pages.report import ReportFile
 
-            self._page = ReportFile(spec.report, self.plan.profile)
+            self._page = ReportFile(report, self.plan.profile)
             self._stack.callback(self._page.write)
             yield self._page
 

@@ -1,7 +1,5 @@
 """The tokens of every family find their places over the frames that they were made from."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from tests.model_pairs import ADAPTERS
@@ -10,10 +8,9 @@ from vidspec import video
 from vidspec.config import profiles
 from vidspec.config.plugins import names
 from vidspec.decoding.prefill import TargetPrompt
-from vidspec.display import heatmap_image
-from vidspec.display.heatmap_files import HeatmapFiles
+from vidspec.display import heatmap
+from vidspec.display.pages.pictures import draw_clip
 from vidspec.embedded.samples import shipped
-from vidspec.events.events import Opened
 
 
 def test_no_family_is_forgotten():
@@ -22,7 +19,7 @@ def test_no_family_is_forgotten():
 
 @pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("family", full_but(["llava_onevision", "qwen2_5_vl"], ADAPTERS))
-def test_the_upper_left_token_is_drawn_there(tmp_path, monkeypatch, family):
+def test_the_upper_left_token_is_drawn_there(monkeypatch, family):
     model = ADAPTERS[family]()
     clip = video.read(shipped()[0], frames=5, max_pixels=80 * 60)
     prefix = model.prefix(model.encode(model.preprocess(clip)), "Describe the video.")
@@ -34,13 +31,8 @@ def test_the_upper_left_token_is_drawn_there(tmp_path, monkeypatch, family):
     steps, rows, columns = event.grid
     assert len(event.cells) == event.visual_tokens and max(event.cells) < steps * rows * columns
     drawn = []
-    monkeypatch.setattr(heatmap_image, "veil", lambda mask, *size: drawn.append(mask))
-    files = HeatmapFiles(tmp_path / "heat.png", profiles.load("sd-attention", env={}))
-    files.begin(1, "x", 1)
-    files.event(1, Opened(str(shipped()[0]), clip.facts, 5, tuple(clip.timestamps.tolist())))
-    files.event(1, event)
-    files.end(1, SimpleNamespace(error=None))
-    assert not files.errors and files.written
+    monkeypatch.setattr(heatmap, "veil", lambda mask, *size: drawn.append(mask))
+    draw_clip(clip, event, 5)
     layers = event.views or ((rows, columns),)
     assert steps == (3 if family.startswith(("qwen", "video_salmonn", "glm")) else 5)
     assert len(drawn) == steps * len(layers)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vidspec.display.heatmap import rasters
+
 __all__ = [
     "PositionBias",
     "SharePair",
@@ -13,7 +15,6 @@ __all__ = [
     "ends_share",
     "frame_shares",
     "position_bias",
-    "rasters",
 ]
 
 
@@ -110,15 +111,6 @@ def border_share(places: Sequence[int], size: int, border: float = 0.1) -> float
     """
     depth = max(1, round(border * size))
     return sum(not depth <= place < size - depth for place in places) / max(1, len(places))
-
-
-def rasters(grid: tuple[int, int, int], views: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Return (first row in the grid, rows, columns) of each raster of a frame; a single one without views."""
-    found, first = [], 0
-    for rows, columns in views or (grid[1:],):
-        found.append((first, rows, columns))
-        first += rows
-    return found
 
 
 def at_borders(

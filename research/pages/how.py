@@ -53,7 +53,8 @@ def part(page: Path, title: str, out: Path, height: int | None = None) -> None:
     found = ImageChops.difference(whole, Image.new("RGB", whole.size, whole.getpixel((0, 0)))).getbbox()
     if found is None:
         raise SystemExit(f"{page}: has no part {title}")
-    whole.crop((0, 0, 1000, min(found[3] + 12, height or 2400))).quantize(256, Image.Quantize.MAXCOVERAGE).save(out, optimize=True)
+    cut = whole.crop((0, 0, 1000, min(found[3] + 12, height or 2400)))
+    cut.quantize(256, Image.Quantize.MAXCOVERAGE).save(out, optimize=True)
 
 
 def main() -> None:

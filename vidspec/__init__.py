@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vidspec.errors import (
         ArgumentError,
         ClosedError,
+        DescriptorError,
         DeviceError,
         GenerationError,
         LostOutputError,
@@ -47,6 +48,7 @@ __all__ = [
     "CaptionOptions",
     "Captioner",
     "ClosedError",
+    "DescriptorError",
     "DeviceError",
     "Event",
     "Finished",

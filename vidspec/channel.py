@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 import mmap
@@ -11,8 +12,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-__all__ = ["Channel", "SharedBlock"]
+__all__ = ["Channel", "SharedBlock", "has_no_descriptor"]
 
 #: Bytes of an array above which it travels in shared memory instead of the pipe.
 SHARED_BYTES = 1 << 16
@@ -29,6 +30,11 @@ SHARED_BYTES = 1 << 16
 MOST_BLOCKS = 250
 #: Seconds between heartbeats.
 HEARTBEAT_S = 0.2
+
+
+def has_no_descriptor(error: BaseException) -> bool:
+    """Return True if an error is that this process, or the machine, may open no further file."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 class SharedBlock(mmap.mmap):
@@ -119,7 +125,8 @@ class Channel:
             stall: seconds without a message or heartbeat until then.
 
         Raises:
-            EOFError, OSError: the other end is gone.
+            EOFError, OSError: the other end is gone; or this process has no descriptors for the message's arrays, which
+                is lost (:func:`has_no_descriptor`).
             TimeoutError: no message came in time.
         """
         data = b""
@@ -132,9 +139,9 @@ class Channel:
         if count := data[0]:
             with self._socket() as way:
                 found = socket.recv_fds(way, 1, count, getattr(socket, "MSG_CMSG_CLOEXEC", 0))[1]
-            blocks = [SharedBlock.attach(descriptor) for descriptor in found]
+            blocks = _attached(found)
             if len(blocks) < count:
-                raise EOFError
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return pickle.loads(memoryview(data)[1:], buffers=blocks)  # of our own process
 
     def poll(self) -> bool:
@@ -156,14 +163,33 @@ class Channel:
 
         threading.Thread(target=beat, name="heartbeat", daemon=True).start()
 
-    def _socket(self) -> socket.socket:
-        """Return the connection as a socket, which passes descriptors."""
-        return socket.fromfd(self.connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
+    @contextmanager
+    def _socket(self) -> Iterator[socket.socket]:
+        """Provide the connection as a socket, which passes descriptors; it takes none itself."""
+        way = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=self.connection.fileno())
+        try:
+            yield way
+        finally:
+            way.detach()
 
     def close(self) -> None:
         """Close this end; not while another thread receives, since the descriptor may be reused at once."""
         with self._sending:
             self.connection.close()
+
+
+def _attached(descriptors: Sequence[int]) -> list[SharedBlock]:
+    """Return the blocks of received descriptors; fewer if there is none for the copy that a mapping makes of each."""
+    blocks: list[SharedBlock] = []
+    try:
+        for descriptor in descriptors:
+            blocks.append(SharedBlock.attach(descriptor))
+    except OSError as error:
+        for descriptor in descriptors[len(blocks) :]:
+            os.close(descriptor)
+        if not has_no_descriptor(error):
+            raise
+    return blocks
 
 
 class _Pickler(pickle.Pickler):

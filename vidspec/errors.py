@@ -10,6 +10,7 @@ the server each show it by the name under which it was given.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import ClassVar, TypeAlias
@@ -17,6 +18,7 @@ from typing import ClassVar, TypeAlias
 __all__ = [
     "ArgumentError",
     "ClosedError",
+    "DescriptorError",
     "DeviceError",
     "GenerationError",
     "LostOutputError",
@@ -185,13 +187,27 @@ class DeviceError(VidspecError):
     kind = "device"
 
 
+class DescriptorError(VidspecError):
+    """This process may open no further file."""
+
+    kind = "descriptors"
+
+    def __init__(self, message: str = "too many open files", *, hint: str | None = None, stage: str | None = None):
+        super().__init__(message, hint=hint or "raise the limit of file descriptors: ulimit -n 4096", stage=stage)
+
+    @classmethod
+    def of_clip(cls, path: str | os.PathLike[str]) -> DescriptorError:
+        """Return the error of a clip that cannot be opened."""
+        return cls(f"{os.fsdecode(path)}: cannot be read now: too many open files", stage=VideoError.stage)
+
+
 class VideoError(VidspecError):
     """A file without usable frames: missing, a folder, empty, not a video, damaged.
 
     Kinds: ``missing``, ``folder``, ``unreadable``, ``empty``, ``not_video``, ``no_video_stream``, ``truncated``,
-    ``damaged``, ``unsupported``, ``decoder``, ``no_frames``, ``range``, ``memory``; from a reader process also
-    ``timeout``, ``stalled`` and ``crashed``; from shards and URLs ``timeout``, ``too_large``, and ``refused`` if a row
-    names a path or URL that is not allowed.
+    ``damaged``, ``encrypted``, ``unsupported``, ``decoder``, ``no_frames``, ``range``, ``memory``; from a reader
+    process also ``timeout``, ``stalled`` and ``crashed``; from shards and URLs ``timeout``, ``too_large``, and
+    ``refused`` if a row names a path or URL that is not allowed.
     """
 
     stage = "decode_video"

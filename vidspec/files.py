@@ -17,6 +17,7 @@ from typing import BinaryIO, NamedTuple, TypeAlias
 from vidspec.errors import OutputError, UsageError
 
 __all__ = [
+    "LFS_HINT",
     "PICTURE",
     "FileKind",
     "FileLock",
@@ -28,6 +29,7 @@ __all__ = [
     "decode_text",
     "encode_line",
     "held_file",
+    "is_lfs_pointer",
     "read_text",
     "read_whole",
     "replacing",
@@ -38,6 +40,10 @@ __all__ = [
 NamedPath: TypeAlias = "tuple[str, str | Path | None]"
 #: Bytes at the beginning of a file that are searched for its mark.
 _HEAD = 1 << 20
+#: First line of the text that Git LFS leaves in place of a file, and the bytes that the text may have.
+_LFS, _LFS_BYTES = b"version https://git-lfs.github.com/spec/v1\n", 1024
+#: Hint for such a file.
+LFS_HINT = "run git lfs pull in the repository that it is from"
 
 
 class FileKind(NamedTuple):
@@ -111,6 +117,18 @@ def read_text(path: str | Path, most: int, label: str, *, pipe: bool = False, er
         return decode_text(read_whole(path, most, label, pipe=pipe), errors)
     except UnicodeDecodeError:
         raise UsageError(f"{label}: is not UTF-8 text") from None
+
+
+def is_lfs_pointer(path: str | Path) -> bool:
+    """Return True if a regular file is the pointer that Git LFS leaves in place of a file not downloaded yet.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if os.stat(path).st_size > _LFS_BYTES:
+        return False
+    with open(path, "rb") as file:
+        return file.read(len(_LFS)) == _LFS
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

@@ -27,9 +27,20 @@ from multiprocessing import connection as pipes
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVarTuple
 
-from vidspec.channel import Channel
+from vidspec.channel import Channel, has_no_descriptor
+from vidspec.errors import DescriptorError
 
-__all__ = ["Channel", "Child", "ChildEnded", "can_fork", "fork", "refuse_forks", "run_child", "spawn", "wait"]
+__all__ = [
+    "Channel",
+    "Child",
+    "ChildEnded",
+    "can_fork",
+    "fork",
+    "refuse_forks",
+    "run_child",
+    "spawn",
+    "wait",
+]
 
 Args = TypeVarTuple("Args")
 
@@ -94,13 +105,15 @@ class Child:
 
         Raises:
             ChildEnded: the process has ended; it is collected.
-            TimeoutError: as there; the process goes on.
+            TimeoutError, DescriptorError: as there; the process goes on.
         """
         try:
             message = self.channel.receive(deadline, stall)
         except TimeoutError:
             raise
-        except (EOFError, OSError):
+        except (EOFError, OSError) as error:
+            if has_no_descriptor(error):
+                raise DescriptorError from None
             raise ChildEnded(self.end(EXIT_SECONDS)) from None
         if isinstance(message, _Failure):
             self.end(EXIT_SECONDS)
@@ -168,10 +181,18 @@ def spawn(
         name: last word of the command line, for lists of processes.
         env: further environment variables.
         threads: number of torch's threads; torch's own choice if None.
+
+    Raises:
+        DescriptorError: this process has too many open files.
     """
-    mine, theirs = pipes.Pipe()
-    with theirs:
-        child = Child(_launch(theirs, name, {**os.environ, **(env or {})}), Channel(mine))
+    try:
+        mine, theirs = pipes.Pipe()
+        with theirs:
+            child = Child(_launch(theirs, name, {**os.environ, **(env or {})}), Channel(mine))
+    except OSError as error:
+        if has_no_descriptor(error):
+            raise DescriptorError from None
+        raise
     with suppress(OSError):  # it has died: the first receive reports that
         child.channel.send((function, args, threads))
     return child

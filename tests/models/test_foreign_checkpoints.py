@@ -15,7 +15,7 @@ from tests.checkpoints import copy_checkpoint
 from tests.checkpoints.llava_onevision import pixels
 from vidspec import limited
 from vidspec.errors import ModelError
-from vidspec.models import chat_template, checkpoint_config, image_captioner, tokenizer_trial
+from vidspec.models import chat_template, image_captioner, tokenizer_trial, weight_files
 from vidspec.models.chat_template import TemplateRenderer
 from vidspec.models.loading import load_model
 from vidspec.models.placement import Placement
@@ -284,9 +284,27 @@ def test_frames_that_no_memory_holds(copy, size):
     refused(load_model, copy, says=f"makes frames of {size['width']} x {size['height']} pixels, too many")
 
 
-def test_a_config_that_is_too_long(copy, monkeypatch):
-    monkeypatch.setattr(checkpoint_config, "LARGEST_CONFIG", 100)
-    refused(load_model, copy, says="config.json has")
+LONG = """config.json generation_config.json tokenizer.json tokenizer_config.json preprocessor_config.json vocab.json
+chat_template.jinja chat_template.json model.safetensors.index.json merges.txt"""
+
+
+@pytest.mark.parametrize("name", LONG.split())
+def test_files_that_are_too_long(copy, monkeypatch, name):
+    monkeypatch.setattr(weight_files, "LARGEST", dict.fromkeys(weight_files.LARGEST, 1 << 20))
+    with open(copy / name, "ab") as file:
+        file.truncate(1 << 21)
+    assert refused(load_model, copy, says=f"{name} has 2097152 bytes, more than 1048576").kind == "unreadable"
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "generation_config.json"])
+def test_pointers_of_git_lfs(copy, name):
+    (copy / name).write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d' * 32}\nsize 123\n")
+    assert "git lfs pull" in refused(load_model, copy, says=f"{name} is a pointer of Git LFS").hint
+
+
+def test_a_generation_config_that_is_nested_deep(copy):
+    (copy / "generation_config.json").write_text('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    refused(load_model, copy, says="cannot be loaded: maximum recursion depth exceeded")
 
 
 @pytest.mark.full

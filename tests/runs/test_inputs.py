@@ -2,6 +2,7 @@ import io
 import os
 import socket
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -59,6 +60,21 @@ def test_include_and_exclude():
     assert [entry.path for entry in found.entries] == ["d/a.mp4", "d/keep/f.mp4"]
     assert found.excluded == 1  # b.mkv; the folder tmp was not even looked into
     assert paths("d", include=("keep/**",)) == ["d/keep/f.mp4"]
+
+
+def test_typescript_is_not_video(tmp_path):
+    make("d/a.ts", "d/code.ts", "d/module.mts", "d/pointer.ts")
+    packets = b"\x47\x40\x00\x10" + bytes(184)
+    for name, content in {
+        "a.ts": packets * 30,
+        "code.ts": "// ¿Qué?\nexport const answer = 42;\n".encode() * 200,
+        "module.mts": b"import fs from 'fs';\n",
+        "pointer.ts": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
+    }.items():
+        Path("d", name).write_bytes(content)
+    found = collect_inputs(InputSources(("d",)))
+    assert [entry.path for entry in found.entries] == ["d/a.ts", "d/pointer.ts"] and found.not_video == 2
+    assert paths("d/code.ts") == ["d/code.ts"]  # a file that is named is tried
 
 
 def test_a_file_that_is_named_is_always_tried():

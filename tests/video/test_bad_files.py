@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -16,7 +17,7 @@ import av
 import pytest
 
 from vidspec import video
-from vidspec.errors import VideoError
+from vidspec.errors import DescriptorError, VideoError
 from vidspec.video import decode_decord
 from vidspec.video.opening import FORMATS
 
@@ -68,6 +69,56 @@ def test_noise(tmp_path, decoder):
 
     (tmp_path / "noise.mp4").write_bytes(np.random.default_rng(0).bytes(60_000))
     assert error_of(tmp_path / "noise.mp4", decoder=decoder).kind in ("not_video", "no_video_stream", "no_frames")
+
+
+@pytest.mark.parametrize("name", ["clip.mp4", "clip.gif", "picture.png"])
+def test_a_pointer_of_git_lfs_is_named(tmp_path, name):
+    (tmp_path / name).write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d' * 32}\nsize 123\n")
+    error = error_of(tmp_path / name)
+    assert error.kind == "not_video" and "pointer of Git LFS" in error.message and "git lfs pull" in error.hint
+
+
+@pytest.mark.parametrize("entry", [b"encv", b"drmi"])
+def test_encrypted_video_is_named(tmp_path, entry):
+    path = clips.make(tmp_path / "a.mp4", pts=3)
+    data = path.read_bytes()
+    assert data.count(b"avc1") == 2  # a brand, and the sample entry
+    head, _, tail = data.rpartition(b"avc1")
+    path.write_bytes(head + entry + tail)
+    error = error_of(path)
+    assert error.kind == "encrypted" and error.message.endswith("is encrypted") and "decrypt it" in error.hint
+
+
+@pytest.mark.parametrize("name", ["plain.mp4", "plain.mov", "faststart.mp4"])
+def test_a_film_appended_to_another_is_reported(tmp_path, name):
+    options = FAST if name == "faststart.mp4" else {}
+    path = clips.make(tmp_path / name, pts=10, **options)
+    other = clips.make(tmp_path / f"b-{name}", pts=30, **options)
+    whole = video.read(path)
+    path.write_bytes(path.read_bytes() + other.read_bytes())
+    error = error_of(path)
+    assert error.kind == "damaged" and "another film is appended to it" in error.message and "--allow" in error.hint
+    assert len(video.read(path, end=0.3)) == 8  # before the end of the first one
+    first = video.read(path, allow_damaged=True)
+    assert clips.numbers(first.frames) == clips.numbers(whole.frames)
+    assert first.facts.damage == ("another film is appended to it, which is not read",)
+
+
+def test_too_many_open_files_are_no_damage(tmp_path, monkeypatch):
+    """Each place at which reading a clip opens a file tells it."""
+    path, picture = clips.make(tmp_path / "a.mp4", pts=5), clips.make_picture(tmp_path / "a.png", 1, "png", "rgb24")
+    for file, opener in ((path, "mmap.mmap"), (path, "av.open"), (picture, "PIL.Image.open")):
+        with monkeypatch.context() as patched:
+
+            def refuse(*_args, **_options):
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+            patched.setattr(opener, refuse)
+            with pytest.raises(DescriptorError, match="too many open files") as caught:
+                video.read(file)
+        assert (
+            caught.value.kind == "descriptors" and "ulimit -n" in caught.value.hint and file.name in str(caught.value)
+        )
 
 
 def test_only_sound(tmp_path, decoder):

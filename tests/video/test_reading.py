@@ -263,6 +263,39 @@ def test_anamorphic_pixels_are_shown_square(tmp_path):
     assert video.read(nearly).frames.shape == (3, 64, 96, 3) and video.read(nearly).facts.pixel_aspect is None
 
 
+@pytest.mark.parametrize(("rotation", "applied", "tilt"), [(30, 0, 30.0), (100, 90, 10.0), (90.5, 90, None)])
+def test_rotation_that_is_not_applied_is_named(tmp_path, rotation, applied, tilt):
+    path = clips.make(tmp_path / "a.mp4", pts=2, rotation=90)
+    data = bytearray(path.read_bytes())
+    at = data.index(b"tkhd") + 4 + 40  # the matrix; FFmpeg's angle is counter-clockwise
+    cosine, sine = np.cos(np.radians(rotation)), np.sin(np.radians(rotation))
+    for place, value in ((0, cosine), (4, -sine), (12, sine), (16, cosine)):
+        data[at + place : at + place + 4] = round(65536 * value).to_bytes(4, "big", signed=True)
+    path.write_bytes(data)
+    facts = video.read(path).facts
+    assert facts.rotation == applied and facts.tilt == (None if tilt is None else pytest.approx(tilt, abs=0.1))
+
+
+@pytest.mark.parametrize(("aperture", "named"), [((80, 48), (80, 48)), ((96, 64), None), ((0, 64), None)])
+def test_a_clean_aperture_is_named_and_not_applied(tmp_path, aperture, named):
+    path = clips.make(tmp_path / "a.mp4", pts=2)
+    data = bytearray(path.read_bytes())
+    at = data.rindex(b"avcC") - 4
+    clap = b"".join(number.to_bytes(4, "big") for number in (aperture[0], 1, aperture[1], 1, 0, 1, 0, 1))
+    insert_box(data, at, (40).to_bytes(4, "big") + b"clap" + clap)
+    path.write_bytes(data)
+    got = video.read(path)
+    assert got.frames.shape == (2, 64, 96, 3) and got.facts.clean_aperture == named
+
+
+def insert_box(data, at, box):
+    """Inserts a box of the sample entry at a byte of an MP4 whose index comes last."""
+    for kind in (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"stsd", b"avc1"):
+        size = data.rindex(kind) - 4
+        data[size : size + 4] = (int.from_bytes(data[size : size + 4], "big") + len(box)).to_bytes(4, "big")
+    data[at:at] = box
+
+
 @pytest.mark.parametrize(("number", "name"), [(16, "pq"), (18, "hlg"), (1, None)])
 def test_hdr_is_named(tmp_path, number, name):
     path = clips.make(tmp_path / "a.mp4", pts=2, transfer=number)

@@ -62,6 +62,10 @@ def summary(caption: Caption, *, verbose: bool = False, shared: bool = False) ->
         facts.append(f"HDR ({transfer}), not tone-mapped")
     if (aspect := caption.video.get("pixel_aspect")) is not None:
         facts.append(f"pixels {aspect:.3g} times as wide as high, shown as squares")
+    if (tilt := caption.video.get("tilt")) is not None:
+        facts.append(f"shown without the rotation by {tilt:g} degrees that the file asks for")
+    if (aperture := caption.video.get("clean_aperture")) is not None:
+        facts.append(f"shown whole, although players crop it to {aperture[0]}x{aperture[1]}")
     if caption.loose is not None:
         facts.append(f"not lossless, {caption.loose['share']:.0%} of the tokens changed")
     elif caption.lossless is False:

@@ -265,6 +265,8 @@ def memory_for(what: str, hint: str) -> Iterator[None]:
     """
     try:
         yield
+    except RecursionError:  # a RuntimeError too
+        raise
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if type(error) is RuntimeError and not any(words in str(error) for words in _OUT_OF_MEMORY):
             raise

@@ -67,8 +67,8 @@ class ModelsRecord(TypedDict, total=False):
 class VideoRecord(TypedDict, total=False):
     """Source facts, see :class:`~vidspec.events.source.SourceFacts`, and the frames shown to the models.
 
-    ``damage`` lists missing or broken parts of the file; empty unless damage was allowed. ``pixel_aspect`` and
-    ``transfer`` are there for anamorphic and HDR video only.
+    ``damage`` lists missing or broken parts of the file; empty unless damage was allowed. ``pixel_aspect``,
+    ``transfer``, ``tilt`` and ``clean_aperture`` are there only for video that has them.
     """
 
     path: str
@@ -85,6 +85,8 @@ class VideoRecord(TypedDict, total=False):
     damage: list[str]
     pixel_aspect: float
     transfer: str
+    tilt: float
+    clean_aperture: list[int]
     frames: int
     timestamps: list[float]
 

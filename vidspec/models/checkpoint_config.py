@@ -15,7 +15,7 @@ from vidspec.models.hub import download_hint, is_local, refuse_gguf, retries_off
 from vidspec.models.processor_files import read_text
 from vidspec.models.quantization_config import MODELOPT_FILE, check_method, modelopt_settings, quantization_config
 from vidspec.models.unsupported import KIN, kind_of, unsupported_error
-from vidspec.models.weight_files import optional_file
+from vidspec.models.weight_files import check_files, optional_file
 
 __all__ = [
     "any_config",
@@ -29,8 +29,6 @@ __all__ = [
     "weight_source",
 ]
 
-#: Bytes of the largest config.json that is read; published ones have at most some 100 KB.
-LARGEST_CONFIG = 16 << 20
 #: Largest values of config keys, each far above those of published models.
 LARGEST_SIZES: Mapping[str, int] = {
     r"(^|_)(layers|depth)$|num_experts$": 4096,
@@ -198,7 +196,7 @@ def weight_source(name: str, holding: str = "a saved model, or a hub id") -> str
     """Return the source that ``transformers`` takes: a hub id, or an expanded path.
 
     Raises:
-        ModelError: the folder is missing or has no config.
+        ModelError: the folder is missing, has no config, or has a file that :func:`check_files` refuses.
     """
     refuse_gguf(name)
     if not is_local(name):
@@ -208,9 +206,7 @@ def weight_source(name: str, holding: str = "a saved model, or a hub id") -> str
         raise ModelError(f"{name}: no such folder", hint=f"name a folder with {holding}")
     if not any((folder / f"{kind}config.json").is_file() for kind in ("", "adapter_")):
         raise ModelError(f"{name}: no config.json in this folder", hint=f"name a folder with {holding}")
-    config = folder / "config.json"
-    if config.is_file() and config.stat().st_size > LARGEST_CONFIG:
-        raise ModelError(f"{name}: config.json has {config.stat().st_size} bytes, too many", kind="unreadable")
+    check_files(name, folder)
     return str(folder)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,8 +11,17 @@ from typing import Any, Protocol
 import torch
 
 from vidspec.errors import ModelError
+from vidspec.files import LFS_HINT, is_lfs_pointer
 
-__all__ = ["StoredTensor", "optional_file", "shard_files", "stored_tensors", "weight_file"]
+__all__ = ["StoredTensor", "check_files", "optional_file", "shard_files", "stored_tensors", "weight_file"]
+
+
+#: Most bytes of the files that are read whole, by name. Published configs and templates have at most some 100 KB,
+#: tokenizers 35 MB, indexes 10 MB.
+LARGEST: Mapping[str, int] = {
+    r"(tokenizer|vocab)\.json|merges\.txt|.*\.index\.json|.*\.(tiktoken|model)": 128 << 20,
+    r".*config\.json|(special_tokens_map|added_tokens|chat_template)\.json|.*\.jinja": 16 << 20,
+}
 
 
 class StoredTensor(Protocol):
@@ -24,7 +34,36 @@ def weight_file(source: str, name: str) -> Path:
     """Return the path of a file of a hub id or folder, downloaded if necessary."""
     from transformers.utils.hub import cached_file
 
-    return Path(str(cached_file(source, name)))
+    return _checked(Path(str(cached_file(source, name))), source)
+
+
+def check_files(name: str, folder: Path) -> None:
+    """Refuse a folder with a file that no model comes with, before a library reads it.
+
+    Args:
+        name: the model name the user gave.
+        folder: its folder.
+
+    Raises:
+        ModelError: names a file that is too large, or a pointer of Git LFS.
+    """
+    for file in sorted(folder.iterdir()):
+        if file.suffix == ".safetensors" or any(re.fullmatch(pattern, file.name) for pattern in LARGEST):
+            _checked(file, name)
+
+
+def _checked(file: Path, name: str) -> Path:
+    """Return a file of a checkpoint unless :func:`check_files` refuses it."""
+    if not file.is_file():
+        return file
+    most = next((most for pattern, most in LARGEST.items() if re.fullmatch(pattern, file.name)), None)
+    if most is not None and (size := file.stat().st_size) > most:
+        raise ModelError(f"{name}: {file.name} has {size} bytes, more than {most}", kind="unreadable")
+    if is_lfs_pointer(file):
+        raise ModelError(
+            f"{name}: {file.name} is a pointer of Git LFS, not the file itself", hint=LFS_HINT, kind="unreadable"
+        )
+    return file
 
 
 def optional_file(source: str, name: str) -> Path | None:
@@ -55,7 +94,7 @@ def optional_file(source: str, name: str) -> Path | None:
             hint="run the command again when the hub answers",
             kind="connection",
         ) from error
-    return None if path is None else Path(path)
+    return None if path is None else _checked(Path(path), source)
 
 
 def shard_files(source: str, whole: str = "model.safetensors") -> Mapping[str, str]:

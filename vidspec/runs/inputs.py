@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 import stat
@@ -13,7 +14,7 @@ import bracex
 from wcmatch import glob
 
 from vidspec.errors import UsageError
-from vidspec.files import read_text
+from vidspec.files import is_lfs_pointer, read_text
 from vidspec.runs.job import Job
 from vidspec.runs.manifests import SUFFIXES, parse_manifest
 from vidspec.runs.stores import is_url, match_urls
@@ -37,6 +38,8 @@ EXTENSIONS = frozenset(
     "3g2 3gp asf avi divx dv f4v flv gif m1v m2t m2ts m2v m4v mj2 mjpeg mjpg mkv mov mp4 mpe mpeg "  # noqa: SIM905
     "mpg mts mxf nut ogm ogv qt rm rmvb ts vob webm wmv y4m".split()
 )
+#: Suffixes of videos that TypeScript's files share, and the bytes that tell them apart.
+_SCRIPTS, _SCRIPT_HEAD = (".ts", ".mts"), 4096
 #: Suffixes of files with many clips.
 SHARDS = (".tar", ".parquet")
 #: Maximum names that the braces in one name stand for.
@@ -268,11 +271,25 @@ def _is_clip(path: str, relative: str, sources: InputSources, listing: InputList
     if os.path.splitext(path)[1].lstrip(".").lower() not in allowed:
         listing.not_video += 1
         return False
+    if path.lower().endswith(_SCRIPTS) and os.path.isfile(path) and _is_script(path):
+        listing.not_video += 1
+        return False
     relative = relative.replace(os.sep, "/").lstrip("/")
     if matches_any(relative, sources.exclude) or (sources.include and not matches_any(relative, sources.include)):
         listing.excluded += 1
         return False
     return True
+
+
+def _is_script(path: str) -> bool:
+    """Return True if a file begins as UTF-8 text: TypeScript, not an MPEG transport stream."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_SCRIPT_HEAD)
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+        return bool(head) and b"\0" not in head and not is_lfs_pointer(path)
+    except (OSError, ValueError):  # reading the clip tells what is wrong
+        return False
 
 
 def _read_list(name: str, errors: str = "strict") -> str:

@@ -20,8 +20,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from vidspec import garbage, memory
-from vidspec.channel import Channel, SharedBlock
-from vidspec.errors import VidspecError
+from vidspec.channel import Channel, SharedBlock, has_no_descriptor
+from vidspec.errors import DescriptorError, VidspecError
 from vidspec.video.progress import steps
 
 if TYPE_CHECKING:
@@ -148,6 +148,8 @@ def _answer(request: ReadRequest | CutRequest | WriteRequest, channel: Channel) 
     except _Stopped:
         raise
     except Exception as error:  # a bug; its own class may not be known to the parent
+        if has_no_descriptor(error):
+            return DescriptorError.of_clip(request.path)
         return RuntimeError(f"{type(error).__name__}: {error}")
 
 

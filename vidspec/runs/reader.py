@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from vidspec.bounds import STALL
-from vidspec.errors import VideoError
+from vidspec.errors import DescriptorError, VideoError
 from vidspec.process import Child, ChildEnded, spawn
 from vidspec.runs.read_worker import (
     MOST_MEMORY,
@@ -181,6 +181,8 @@ class ClipReader:
             answer = child.receive(deadline, self.stall)
         except ChildEnded as ended:
             raise self._crash(path, ended) from None
+        except DescriptorError:
+            raise DescriptorError.of_clip(path) from None
         except TimeoutError:
             late = time.monotonic() >= deadline
             self._drop()
@@ -211,8 +213,8 @@ class ClipReader:
         reason = ""
         with self._start_lock:
             for _ in range(STARTS):
-                child = self._start()
                 try:
+                    child = self._start()
                     if not self._ready:
                         child.receive()
                     self._ready = True
@@ -220,6 +222,8 @@ class ClipReader:
                 except ChildEnded as ended:
                     reason = ended.reason
                     self._drop()
+                except DescriptorError:
+                    raise DescriptorError.of_clip(path) from None
         raise VideoError(
             f"{path}: the process that reads clips ended ({reason}) while it started, {STARTS} times",
             kind="crashed",

@@ -3,6 +3,7 @@
 reading    the calls, read and read_at: path -> Clip
 base       Clip, SourceFacts, Index, the FrameDecoder protocol
 opening    opens a file, or raises one error with the reason
+boxes      MP4's boxes: encryption, clean aperture
 payload    byte patterns that no encoder writes, in compressed pictures
 packets    one pass over a file's packets
 probing    the index of a file's frames

@@ -143,8 +143,8 @@ class Index:
     changed data; ``origin`` the time of the first frame, even if that one is lost. ``open_start``: an H.264 stream
     begins with a keyframe whose followers may refer to frames before it. ``suspects`` are positions next to gaps in
     time that may be losses; decoding them decides. ``stateful``: packets carry palettes or headers for all later ones,
-    so decoding begins at the stream's start. ``pixel_aspect``: width of a coded pixel over its height. ``transfer``:
-    "pq" or "hlg" for HDR.
+    so decoding begins at the stream's start. ``pixel_aspect``: width of a coded pixel over its height. ``transfer``,
+    ``tilt`` and ``clean_aperture`` as in ``SourceFacts``.
     """
 
     path: str
@@ -169,6 +169,8 @@ class Index:
     open_start: bool = False
     stateful: bool = False
     pixel_aspect: float = 1.0
+    tilt: float | None = None
+    clean_aperture: tuple[int, int] | None = None
     transfer: str | None = None
 
     NO_PTS = -(1 << 63)

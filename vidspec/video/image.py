@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vidspec.channel import has_no_descriptor
 from vidspec.errors import VideoError
 from vidspec.video.base import Index, Orientation, PutFrame
 from vidspec.video.progress import advance
@@ -173,6 +174,8 @@ def _open_image(path: str) -> Iterator[Image]:
     except (MemoryError, VideoError):
         raise
     except Exception as error:  # of many kinds
+        if has_no_descriptor(error):
+            raise
         reason = str(error).split("\n")[0] or type(error).__name__
         raise VideoError(f"{path}: is damaged: {reason}", kind="damaged", hint="copy or download it again") from None
 

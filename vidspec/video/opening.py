@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import av
 from av.stream import Disposition
 
-from vidspec.errors import VideoError
+from vidspec.channel import has_no_descriptor
+from vidspec.errors import DescriptorError, VideoError, VidspecError
+from vidspec.files import LFS_HINT, is_lfs_pointer
 from vidspec.video.progress import advance
 
 if TYPE_CHECKING:
@@ -69,6 +71,14 @@ def checked_path(path: str | os.PathLike[str]) -> str:
         )
     if info.st_size == 0:
         raise VideoError(f"{name}: is empty (0 bytes)", kind="empty")
+    try:
+        pointer = is_lfs_pointer(name)
+    except OSError as error:
+        if has_no_descriptor(error):
+            raise DescriptorError.of_clip(name) from None
+        raise VideoError(f"{name}: cannot be read: {_reason(error)}", kind="unreadable") from None
+    if pointer:
+        raise VideoError(f"{name}: is a pointer of Git LFS, not the video itself", kind="not_video", hint=LFS_HINT)
     return name
 
 
@@ -159,11 +169,15 @@ def packets_of(container: av.container.InputContainer, stream: Stream) -> Iterat
         raise OSError("its streams are damaged") from None
 
 
-def _open_error(path: str, error: Exception) -> VideoError:
+def _open_error(path: str, error: Exception) -> VidspecError:
+    if has_no_descriptor(error):
+        return DescriptorError.of_clip(path)
     try:
         with open(path, "rb") as file:
             head = file.read(12)
     except OSError as failure:
+        if has_no_descriptor(failure):
+            return DescriptorError.of_clip(path)
         return VideoError(f"{path}: cannot be read: {_reason(failure)}", kind="unreadable")
     if head[4:8] in _MP4_BOXES:
         return VideoError(

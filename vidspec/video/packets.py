@@ -32,6 +32,8 @@ _KEY, _BROKEN, _DISCARDED, _HIDDEN = 1, 2, 4, 8
 
 # decord allocates as many frames as fit into the duration, and kills the process if memory is short.
 _DECORD_FRAMES = 1_000_000
+_APPENDED = "another film is appended to it, which is not read"
+_APPENDED_HINT = "ffmpeg's concat demuxer joins films; --allow-damaged captions the first one"
 _JOINED_HINT = "ffmpeg -i IN -c copy OUT.mp4 gives it one clock; --allow-damaged captions the first stream"
 
 
@@ -178,6 +180,8 @@ def find_damage(
         if found.joined is not None:
             what = "another stream is joined to it: its clock restarts"
             return int(pts[0]), (ClipDamage(what, hint=_JOINED_HINT),)
+        if found.appended:
+            return int(pts[0]), (ClipDamage(_APPENDED, hint=_APPENDED_HINT),)
         hinted = [damage.DamageSpot(at, "packets are missing") for at in found.hints]
         return int(pts[0]), tuple(ClipDamage(spot.what) for spot in [*found.spots, *hinted][:1])
     times, positions = np.frombuffer(packets.all_pts, np.int64), np.frombuffer(packets.positions, np.int64)
@@ -190,6 +194,9 @@ def find_damage(
     origin = min(int(pts[0]), int(lost.min())) if len(lost) else int(pts[0])
     seconds = (np.asarray((one - origin) * float(base), np.float64) for one in (times, lost, pts))
     damages = damage.damages(found, positions, *seconds)
+    if found.appended:
+        end = float((int(pts[-1]) - origin) * base)
+        damages = (ClipDamage(_APPENDED, end, hint=_APPENDED_HINT), *damages)
     if found.joined is not None:
         end = float((int(times.max()) + packets.last_duration - origin) * base)
         what = f"another stream is joined to it: its clock restarts at {format_seconds(end)}"

@@ -22,6 +22,7 @@ from vidspec import memory
 from vidspec.errors import VideoError
 from vidspec.video import damage
 from vidspec.video.base import Index, Orientation
+from vidspec.video.boxes import MP4, read_video_entry
 from vidspec.video.image import image_index
 from vidspec.video.opening import checked_path, codec_name, opened, packets_of, video_streams
 from vidspec.video.packets import decord_doubts, ends_early, find_damage, hidden_packets, read_packets
@@ -73,6 +74,10 @@ def too_large(path: str | os.PathLike[str], what: str) -> VideoError:
 
 def _probe(path: str, *, by_decoding: bool) -> Index:
     with opened(path) as container:
+        streams = video_streams(container)
+        entry = read_video_entry(path, streams[0].index) if streams and container.format.name == MP4 else None
+        if entry is not None and entry.encrypted:
+            raise VideoError(f"{path}: is encrypted", kind="encrypted", hint="decrypt it first: vidspec takes no keys")
         stream, single_stream = _video_stream(path, container)
         codec = stream.codec_context
         number = stream.id if container.format.name == "mpegts" else stream.index
@@ -92,7 +97,10 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         raise VideoError(f"{path}: is damaged: none of its frames is whole", kind="damaged")
 
     _check_animation(path, name, packets.seen, coded)
-    (width, height), turn, transfer = _first_picture(path, truncated, aspect)
+    (width, height), turn, tilt, transfer = _first_picture(path, truncated, aspect)
+    aperture = None if entry is None else entry.aperture
+    if aperture is not None and not (all(aperture) and aperture != coded):
+        aperture = None
     pts = raw = np.unique(np.frombuffer(packets.pts, np.int64))
     key_pts, key_dts = np.frombuffer(packets.key_pts, np.int64), np.frombuffer(packets.key_dts, np.int64)
     # AVI stores no presentation times: with B-frames, FFmpeg's are those of decoding under another name.
@@ -141,6 +149,8 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         stateful=packets.stateful,
         pixel_aspect=aspect,
         transfer=transfer,
+        tilt=tilt,
+        clean_aperture=aperture,
         suspects=_suspects(pts) if order == "pts" and container_format in _GAPS_MAY_BE_LOSS else (),
     )
 
@@ -190,24 +200,29 @@ def _pixel_aspect(stream: av.VideoStream) -> float:
     return aspect if 1 / _MAX_ASPECT <= aspect <= _MAX_ASPECT and abs(aspect - 1) > 0.01 else 1.0
 
 
-def _first_picture(path: str, truncated: bool, aspect: float) -> tuple[tuple[int, int], Orientation, str | None]:
-    """Decode one picture; return its upright size in square pixels, its orientation, and the transfer of HDR."""
+def _first_picture(
+    path: str, truncated: bool, aspect: float
+) -> tuple[tuple[int, int], Orientation, float | None, str | None]:
+    """Decode one picture; return its upright size in square pixels, its orientation, its tilt and the transfer of HDR.
+
+    The tilt is what :func:`_turn_of` leaves of the rotation.
+    """
     with opened(path) as container:
         stream = video_streams(container)[0]
         packets = islice(packets_of(container, stream), _FIRST_PICTURE_PACKETS)
         for picture in decode_all(stream, packets, threads=1):
             if picture is not None:  # the stream may begin with undecodable pictures
-                turn = _turn_of(picture)
+                turn, tilt = _turn_of(picture)
                 width = max(1, round(picture.width * aspect))
-                return turn.size(width, picture.height), turn, _HDR.get(int(picture.color_trc))
+                return turn.size(width, picture.height), turn, tilt, _HDR.get(int(picture.color_trc))
     raise VideoError(f"{path}: none of its frames can be decoded", kind="truncated" if truncated else "no_frames")
 
 
-def _turn_of(picture: av.VideoFrame) -> Orientation:
-    """Return the orientation from a picture's display matrix; angles are rounded to quarter turns."""
+def _turn_of(picture: av.VideoFrame) -> tuple[Orientation, float | None]:
+    """Return the orientation from a picture's display matrix, in quarter turns, and the degrees left if 1 or more."""
     matrix = cast("Mapping[Type, SideData]", picture.side_data).get(Type.DISPLAYMATRIX)
     if matrix is None:
-        return Orientation()
+        return Orientation(), None
     # It maps (x, y), y downwards, to (ax + cy, bx + dy). A negative determinant mirrors; undone first, the remainder is
     # a rotation.
     a, b, _, c, d = np.frombuffer(bytes(matrix), np.int32)[:5].astype(float)
@@ -215,8 +230,11 @@ def _turn_of(picture: av.VideoFrame) -> Orientation:
     if mirrored:
         a, b = -a, -b
     if a == 0 and b == 0:
-        return Orientation()
-    return Orientation(int(round(-np.degrees(np.arctan2(b, a)) / 90) * 90) % 360, mirrored)
+        return Orientation(), None
+    degrees = float(-np.degrees(np.arctan2(b, a)))
+    turned = int(round(degrees / 90) * 90)
+    tilt = round(degrees - turned, 1)
+    return Orientation(turned % 360, mirrored), tilt if abs(tilt) >= 1 else None
 
 
 def _count_frames(

@@ -16,10 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidspec import memory
-from vidspec.errors import UsageError, VideoError
+from vidspec.channel import has_no_descriptor
+from vidspec.errors import DescriptorError, UsageError, VideoError
 from vidspec.events.source import SourceFacts
 from vidspec.video import sample, sound
-from vidspec.video.base import Clip, Frame, FrameDecoder, Index, NotDelivered, check_seconds, format_seconds
+from vidspec.video.base import (
+    Clip,
+    Frame,
+    FrameDecoder,
+    Index,
+    NotDelivered,
+    check_seconds,
+    format_seconds,
+)
 from vidspec.video.decode_av import AvDecoder
 from vidspec.video.decode_decord import DecordDecoder
 from vidspec.video.decode_hardware import DEVICES, HardwareDecoder
@@ -192,6 +201,10 @@ def _read(path: str | os.PathLike[str], wanted: _FrameSelection) -> Clip:
             raise _undelivered_error(index, failure) from None
     except MemoryError:
         raise too_large(path, "its frames") from None
+    except OSError as error:
+        if has_no_descriptor(error):
+            raise DescriptorError.of_clip(path) from None
+        raise
 
 
 def _decoder(wanted: _FrameSelection) -> FrameDecoder:
@@ -342,6 +355,8 @@ def _decode_clip(decoder: FrameDecoder, index: Index, wanted: _FrameSelection) -
         decoder=decoder.name,
         pixel_aspect=None if index.pixel_aspect == 1.0 else round(index.pixel_aspect, 6),
         transfer=index.transfer,
+        tilt=index.tilt,
+        clean_aperture=index.clean_aperture,
         damage=(*damage, *_missing(index, index.times[positions[~whole]])) if wanted.allow_damaged else (),
     )
     if whole.all():

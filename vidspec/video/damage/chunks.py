@@ -88,15 +88,18 @@ def flv(data: mmap.mmap, _: int) -> DamageReport:
 
 
 def mp4(data: mmap.mmap, _: int) -> DamageReport:
-    """Find boxes that reach beyond the end, or follow none."""
-    at = 0
+    """Find boxes that reach beyond the end, or follow none, and a second film, of which FFmpeg reads nothing."""
+    at, films, fragmented = 0, 0, False
     while at + 8 <= len(data):
         size, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
+        films, fragmented = films + (kind == b"moov"), fragmented or kind == b"moof"
         if size == 1:
             size = int.from_bytes(data[at + 8 : at + 16], "big")
         elif size == 0:
-            return DamageReport()  # up to the end of the file, or padding
+            at = len(data)  # up to the end of the file, or padding
+            break
         if size < 8 or not all(32 <= byte < 127 or byte == 0xA9 for byte in kind):
             return DamageReport((DamageSpot(None, "its boxes are broken"),))
         at += size
-    return DamageReport((), (), True if at > len(data) else None)
+    # Fragmented files may repeat their header before each fragment.
+    return DamageReport((), (), True if at > len(data) else None, appended=films > 1 and not fragmented)

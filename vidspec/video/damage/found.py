@@ -25,10 +25,11 @@ class DamageReport:
 
     ``spots``: in the file's order. ``hints``: signs that bytes are missing, though none of the video's own; with a gap
     in time they are damage. ``ends_early``: the end of the file is cut off; None if unknown. ``joined``: the byte at
-    which another stream, with its own clock, follows the first.
+    which another stream, with its own clock, follows the first. ``appended``: another film follows that is not read.
     """
 
     spots: tuple[DamageSpot, ...] = ()
     hints: tuple[int, ...] = ()
     ends_early: bool | None = None
     joined: int | None = None
+    appended: bool = False

@@ -1,15 +1,21 @@
 """Files that are written at once."""
 
+import ast
 import errno
 import fcntl
 import multiprocessing
 import os
+import re
 import time
+from pathlib import Path
 
 import pytest
 
+import vidspec
 from vidspec.errors import OutputError, UsageError
-from vidspec.files import FileLock, read_text, read_whole, write_whole
+from vidspec.files import FileLock, behind_link, open_own, read_text, read_whole, write_whole
+
+PACKAGE = Path(vidspec.__file__).parent
 
 
 def test_a_file_is_replaced_whole(tmp_path):
@@ -134,3 +140,148 @@ def test_a_lock_file_that_is_removed_lets_no_two_in(tmp_path):
     for process in processes:
         process.join(300)
     assert path.read_text() == "160" and os.listdir(tmp_path) == ["count"]
+
+
+#: Places that open for writing by themselves, and why; everything else calls ``open_own``.
+OPENS_ITSELF = {
+    ("files.py", "open_own"): "the function itself",
+    ("runs/writers.py", "write"): "a device or a pipe that the user named",
+    ("runs/log_file.py", "__init__"): "a file, device or pipe that the user named",
+    ("bench/memory.py", "reset"): "/proc of a process of ours",
+}
+
+
+def text_of(node):
+    return ast.unparse(node) if node is not None else ""
+
+
+def is_opened_for_writing(call):
+    """Return True if a call opens a file by its name to write it."""
+    name = text_of(call.func)
+    given = {one.arg: one.value for one in call.keywords}
+    if name in ("os.open", "posix.open"):
+        return text_of(call.args[0]) != "os.devnull" and "O_RDONLY" not in text_of(call.args[1])
+    if name.rpartition(".")[2] in (
+        "write_text",
+        "write_bytes",
+        "touch",
+        "FileHandler",
+        "savez",
+        "savefig",
+        "save_file",
+    ):
+        return True
+    if name.startswith("shutil.") and name.partition(".")[2] in ("copy", "copy2", "copyfile", "copytree", "move"):
+        return True
+    if name.rpartition(".")[2] != "open" or "fileobj" in given:
+        return False
+    first = call.args[0] if call.args else None
+    mode = given.get("mode", first if name.endswith(".open") and len(call.args) == 1 else None)
+    if name in ("open", "av.open", "tarfile.open", "gzip.open", "io.open") and len(call.args) > 1:
+        mode = call.args[1]
+    value = mode.value if isinstance(mode, ast.Constant) else None
+    if name == "av.open" and text_of(first) == "file":  # opened before
+        return False
+    if isinstance(mode, ast.Constant) and isinstance(value, str):
+        return re.fullmatch(r"[rwaxbt+]+(:\w*)?", value) is not None and bool(
+            set(value.partition(":")[0]) & set("wax+")
+        )
+    return name == "open" and mode is not None
+
+
+def writing_calls(tree, function=""):
+    """Yield the outermost function and the line of each call that opens a file for writing."""
+    for node in ast.iter_child_nodes(tree):
+        inner = function or (node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else "")
+        if isinstance(node, ast.Call) and is_opened_for_writing(node):
+            yield function, node.lineno
+        yield from writing_calls(node, inner)
+
+
+def test_each_file_is_opened_for_writing_by_one_function():
+    """A folder of clips may hold links under any name: ``open_own`` follows none."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for function, line in writing_calls(ast.parse(path.read_text())):
+            found.setdefault((path.relative_to(PACKAGE).as_posix(), function), []).append(line)
+    others = {place: lines for place, lines in found.items() if place not in OPENS_ITSELF}
+    assert not others, "open these with vidspec.files.open_own"
+    assert set(found) == set(OPENS_ITSELF), "no longer needed in the list"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "open(p, 'w')",
+        "open(p, mode='ab')",
+        "open(p, mode)",
+        "p.open('r+b')",
+        "p.open(mode='x')",
+        "p.write_text(t)",
+        "p.write_bytes(t)",
+        "os.open(p, os.O_WRONLY | os.O_CREAT)",
+        "av.open(out, 'w', format='mp4')",
+        "tarfile.open(p, 'w')",
+        "tarfile.open(p, mode='w:gz')",
+        "shutil.copyfile(a, b)",
+        "shutil.copy2(a, b)",
+    ],
+)
+def test_the_search_finds(code):
+    assert [line for _, line in writing_calls(ast.parse(code))] == [1]
+
+
+@pytest.mark.parametrize("code", ["open(p)", "open(p, 'rb')", "p.open('rb')", "os.open(os.devnull, os.O_WRONLY)"])
+def test_the_search_passes_over(code):
+    assert not [*writing_calls(ast.parse(code))]
+
+
+def outside(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious\n")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    return victim, folder
+
+
+@pytest.mark.parametrize("join", [os.symlink, os.link])
+def test_a_new_file_replaces_a_link_of_its_name(tmp_path, join):
+    victim, folder = outside(tmp_path)
+    join(victim, folder / "a")
+    with open_own(folder / "a", "xb") as file:
+        file.write(b"mine")
+    assert (folder / "a").read_text() == "mine" and not (folder / "a").is_symlink()
+    assert victim.read_text() == "precious\n"
+
+
+@pytest.mark.parametrize("mode", ["ab", "r+b"])
+def test_a_link_and_a_pipe_are_not_opened(tmp_path, mode):
+    victim, folder = outside(tmp_path)
+    (folder / "a").symlink_to(victim)
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(OSError, match="a is a link"):
+        open_own(folder / "a", mode)
+    with pytest.raises(OSError, match=r"not a regular file|No such device"):
+        open_own(folder / "pipe", mode)
+
+
+@pytest.mark.parametrize("join", [os.symlink, os.link])
+def test_a_lock_is_no_other_name_of_a_file(tmp_path, join):
+    """Older versions of filelock empty what they lock."""
+    victim, folder = outside(tmp_path)
+    join(victim, folder / ".a.lock")
+    with pytest.raises(OSError, match=r"\.a\.lock is a link"):
+        FileLock(folder / "a")
+    assert victim.read_text() == "precious\n"
+
+
+def test_a_file_keeps_its_permissions_and_a_link_is_not_replaced(tmp_path):
+    victim, folder = outside(tmp_path)
+    victim.chmod(0o640)
+    write_whole(victim, "new\n")
+    assert victim.stat().st_mode & 0o777 == 0o640 and victim.read_text() == "new\n"
+    (folder / "a").symlink_to(victim)
+    with pytest.raises(OutputError, match="a is a link"):
+        write_whole(folder / "a", "mine")
+    write_whole(behind_link(folder / "a"), "through\n")
+    assert (folder / "a").is_symlink() and victim.read_text() == "through\n"

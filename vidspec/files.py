@@ -1,4 +1,4 @@
-"""Read and write whole files: atomic UTF-8 writes that never replace foreign files, and reads of bounded size."""
+"""Open, read and write files: atomic UTF-8 writes that follow no foreign link, and reads of bounded size."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 import stat
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeAlias
+from typing import BinaryIO, Literal, NamedTuple, TypeAlias
 
 from vidspec.errors import OutputError, UsageError
 
@@ -24,12 +25,16 @@ __all__ = [
     "NamedPath",
     "back_up",
     "backup_of",
+    "behind_link",
     "check_distinct",
     "check_output",
+    "copy_to_backup",
     "decode_text",
     "encode_line",
     "held_file",
     "is_lfs_pointer",
+    "open_own",
+    "permissions",
     "read_text",
     "read_whole",
     "replacing",
@@ -131,26 +136,74 @@ def is_lfs_pointer(path: str | Path) -> bool:
         return file.read(len(_LFS)) == _LFS
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file atomically: it is replaced whole or not at all.
+def open_own(path: Path, mode: Literal["xb", "ab", "r+b"]) -> BinaryIO:
+    """Open a file under a name that vidspec chose, for writing.
+
+    The folder may come from somebody else, who may have put a link under the name: it is never followed.
+
+    Args:
+        path: the file.
+        mode: ``xb`` removes what has the name and makes a new file, ``ab`` appends, ``r+b`` changes an existing file.
+
+    Raises:
+        OSError: the name is a link, not a regular file, or cannot be opened.
+    """
+    if mode == "xb":
+        path.unlink(missing_ok=True)
+    elif path.is_symlink():
+        raise _link_error(path)
+
+    def opener(name: str, flags: int) -> int:
+        number = os.open(name, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            os.close(number)
+            raise OSError(errno.EINVAL, f"{path.name} is not a regular file", name)
+        return number
+
+    return open(path, mode, opener=opener)
+
+
+def _link_error(path: Path) -> OSError:
+    return OSError(errno.ELOOP, f"{path.name} is a link", str(path))
+
+
+def behind_link(path: Path) -> Path:
+    """Return the file to write for an output that the user named: what it points to if it is a link."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+def write_whole(path: Path, content: str | bytes, *, mode: int | None = None) -> None:
+    """Write a file atomically, see :func:`replacing`: it is replaced whole or not at all.
 
     Raises:
         OutputError: it cannot be written.
     """
     try:
-        with replacing(path) as file:
+        with replacing(path, mode=mode) as file:
             file.write(encode_line(content) if isinstance(content, str) else content)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yield a new file ``.NAME.part``, which replaces ``path`` after the block; if that fails, it is removed."""
+def replacing(path: Path, *, mode: int | None = None) -> Iterator[BinaryIO]:
+    """Yield a new file ``.NAME.part``, which replaces ``path`` after the block; if that fails, it is removed.
+
+    Args:
+        path: the file; a link is refused, see :func:`behind_link` for those that a user may name.
+        mode: its permissions; None for those of the file that is replaced.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if path.is_symlink():
+        raise _link_error(path)
     shortened = os.fsdecode(os.fsencode(path.name)[-249:])  # a name may have 255 bytes
     part = path.with_name(f".{shortened}.part")
     try:
-        with part.open("wb") as file:
+        with open_own(part, "xb") as file:
+            with contextlib.suppress(OSError):  # there is no earlier file, or permissions cannot be set
+                os.chmod(part, permissions(path) if mode is None else mode)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -167,11 +220,25 @@ def backup_of(path: Path) -> Path:
     return next(name for name in names if not os.path.lexists(name))
 
 
+def permissions(path: Path) -> int:
+    """Return the permission bits of a file; raises OSError if there is none."""
+    return path.stat().st_mode & 0o777
+
+
 def back_up(path: Path) -> Path | None:
-    """Rename a file to its :func:`backup_of` name and return that; None if there is no file or it is empty."""
-    if not path.is_file() or path.stat().st_size == 0:
+    """Rename a file or link to its :func:`backup_of` name and return that; None if there is none or it is empty."""
+    if not path.is_symlink() and (not path.is_file() or path.stat().st_size == 0):
         return None
     return path.replace(backup_of(path))
+
+
+def copy_to_backup(path: Path) -> Path:
+    """Copy a file, its times and permissions to its :func:`backup_of` name and return that."""
+    backup = backup_of(path)
+    with path.open("rb") as file, open_own(backup, "xb") as copy:
+        shutil.copyfileobj(file, copy)
+    shutil.copystat(path, backup)
+    return backup
 
 
 #: Errors of file systems without locks, as NFS mounted with ``nolock`` is, some of FUSE and of SMB.
@@ -191,13 +258,14 @@ class FileLock:
 
     Raises:
         TimeoutError: another process holds the lock.
-        OSError: the lock file cannot be created.
+        OSError: the lock file cannot be created, or something that is no lock file has its name.
     """
 
     def __init__(self, path: Path, timeout: float = 0.2) -> None:
         from filelock import BaseFileLock, FileLock, SoftFileLock
 
         file = path.with_name(f".{path.name}.lock")
+        _check_lock_file(file)
         self._lock: BaseFileLock = FileLock(file, timeout=timeout, thread_local=False)
         try:
             self._lock.acquire()
@@ -222,6 +290,14 @@ class FileLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def _check_lock_file(file: Path) -> None:
+    """Refuse another name of a file elsewhere: older versions of filelock empty the file that they lock."""
+    with contextlib.suppress(FileNotFoundError):
+        status = file.lstat()
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            raise OSError(errno.ELOOP, f"{file.name} is a link, or no regular file")
 
 
 def held_file(path: Path) -> Path:

@@ -43,7 +43,8 @@ def test_an_edited_file_is_kept_by_a_run_with_other_options(vidspec, form, again
     captioned()
     ran = vidspec("caption", "k", "--format", form, *again)
     assert ran.code == 0 and "k/a/good.mp4" not in captioned()
-    assert "1 edited file was kept: k/a/good." in ran.err and "--overwrite replaces them, keeping FILE~" in ran.err
+    assert "1 edited file was kept: k/a/good." in ran.err and "move one away to have it written again" in ran.err
+    assert "--overwrite replaces" not in ran.err and "--existing" not in ran.err
     assert file("a", form).read_text() == MINE
     if again == V2:
         assert "v2" in file("b", form).read_text() != before

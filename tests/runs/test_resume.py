@@ -231,7 +231,7 @@ def test_a_sidecar_of_others_is_kept(clips, recorded, settings):
     note(output, recorded, clips[0])
     note(output, recorded, clips[0], settings=other)
     assert output.close(clips, complete=True) == [
-        "1 file that no run wrote was kept: a.srt; --overwrite replaces them, keeping FILE~"
+        "1 file that no run wrote was kept: a.srt; --existing replace replaces it (1 clip), keeping FILE~"
     ]
     assert Path("a.srt").read_text() == "made by hand"
     output = sidecars("srt", clips, overwrite=True)

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import OPTIONAL_KEYS, RECORD_KEYS, Caption
 from vidspec.events.trace import Span, Trace
-from vidspec.files import FileKind, back_up, check_output, write_whole
+from vidspec.files import FileKind, back_up, behind_link, check_output, open_own, write_whole
 
 __all__ = [
     "RESULTS",
@@ -66,6 +66,7 @@ class ResultsFile:
         *,
         overwrite: bool = False,
     ) -> None:
+        path = path and behind_link(path)
         self.path, self.settings, self.machine = path, json.loads(json.dumps(settings)), dict(machine)
         self.done: dict[StoredKey, Caption] = {}
         self.stored: list[StoredRun] = []
@@ -103,7 +104,7 @@ class ResultsFile:
         stored = {"contender": key[0], "repeat": key[2], **more, **caption.to_dict(), "passes": _passes(caption)}
         if self.path is not None:
             line = json.dumps(stored, ensure_ascii=False).encode()
-            with self._writing(self.path), self.path.open("r+b") as file:
+            with self._writing(self.path), open_own(self.path, "r+b") as file:
                 file.seek(-len(_CLOSING), os.SEEK_END)
                 file.write((b",\n" if self.stored else b"") + line + _CLOSING)
         self.stored.append(stored)

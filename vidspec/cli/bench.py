@@ -131,7 +131,7 @@ def run_bench(
     """
     from vidspec.bench import exports
     from vidspec.bench.measure import Bench
-    from vidspec.files import write_whole
+    from vidspec.files import behind_link, write_whole
 
     overrides, turns = options.overrides(), tuple(options.turn or ())
     _check_files(options, list(map(str, clips)))
@@ -152,7 +152,7 @@ def run_bench(
     print_markdown(outcome.table)
     print_facts(outcome.machine)
     if options.csv is not None:
-        write_whole(options.csv, exports.csv_table(outcome.rows))
+        write_whole(behind_link(options.csv), exports.csv_table(outcome.rows))
     return outcome
 
 

@@ -13,7 +13,7 @@ from vidspec.cli.options import DebugOption, QuietOption, complete_format
 from vidspec.cli.printed import print_note
 from vidspec.errors import UsageError
 from vidspec.events.tally import counted
-from vidspec.files import back_up, backup_of, check_output, replacing
+from vidspec.files import back_up, backup_of, behind_link, check_output, replacing
 
 if TYPE_CHECKING:
     from vidspec.runs.formats.base import OutputFormat
@@ -88,17 +88,17 @@ def _write(path: Path, content: Iterable[bytes], form: OutputFormat) -> Path | N
         return appended_lines(Journal(marks.journal, read_only=True), mark, form)
 
     with lock_file(Path(os.path.realpath(path)), path):
-        state = KnownFiles().state(path, appended)
+        state = KnownFiles().state(path, appended, named=True)
         if state == "edited":
-            hint = f"name another file, or move this one to {backup_of(path)}"
+            hint = f"name another file, or move this one to {backup_of(behind_link(path))}"
             raise UsageError(f"{path}: was edited since a run wrote it, and is left alone", hint=hint)
         try:
-            with replacing(path) as file:
+            with replacing(target := behind_link(path)) as file:
                 file.writelines(content)
                 file.flush()
                 if state == "written" or not _loses_lines(path, Path(file.name)):
                     return None
-                return back_up(path)
+                return back_up(target)
         except OSError as error:
             raise unwritable_error(path, error) from None
 

@@ -67,9 +67,9 @@ def profile(
     )
     if svg is not None:
         from vidspec.bench import profile_view
-        from vidspec.files import write_whole
+        from vidspec.files import behind_link, write_whole
 
-        write_whole(svg, profile_view.svg(report))
+        write_whole(behind_link(svg), profile_view.svg(report))
     _print(report, form)
 
 

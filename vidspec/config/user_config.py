@@ -153,7 +153,7 @@ def write_models(path: Path, chosen: Mapping[str, str]) -> None:
     """
     import yaml
 
-    from vidspec.files import write_whole
+    from vidspec.files import behind_link, write_whole
 
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     data = yaml.safe_load(text) or {}
@@ -173,7 +173,7 @@ def write_models(path: Path, chosen: Mapping[str, str]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"{path.parent}: cannot be made: {error.strerror or error}") from None
-    write_whole(path.resolve(), written.rstrip() + "\n" if written.strip() else "")
+    write_whole(behind_link(path), written.rstrip() + "\n" if written.strip() else "")
 
 
 def _dump(data: object) -> str:

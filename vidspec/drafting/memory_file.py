@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vidspec.drafting.memory import BREAK
 from vidspec.errors import OutputError, UsageError
-from vidspec.files import FileLock, replacing
+from vidspec.files import FileLock, behind_link, replacing
 
 __all__ = ["MemoryFile"]
 
@@ -92,7 +92,7 @@ class MemoryFile:
             ids = whole.tobytes()
             head = f"{self.tokenizer} {len(whole)} {zlib.crc32(ids):08x}\n"
             try:
-                with replacing(self.path) as file:
+                with replacing(behind_link(self.path)) as file:
                     file.write(MAGIC + VERSION + b" " + head.encode("ascii") + ids)
             except OSError as error:
                 raise self._unwritable(error) from None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 from vidspec.errors import OutputError
+from vidspec.files import open_own
 
 __all__ = ["CLIPS", "TRUTH", "copy", "shipped"]
 
@@ -29,13 +31,14 @@ def copy(out: Path) -> list[Path]:
         OutputError: the folder cannot be written, or holds one of these files already.
     """
     files = [*shipped(), CLIPS / TRUTH]  # truth.json last: it marks a complete set
-    taken = next((out / file.name for file in files if (out / file.name).exists()), None)
+    taken = next((out / file.name for file in files if os.path.lexists(out / file.name)), None)
     if taken is not None:
         raise OutputError(f"{taken}: exists already, and is left as it is", hint="name another folder")
     try:
         out.mkdir(parents=True, exist_ok=True)
         for file in files:
-            shutil.copyfile(file, out / file.name)
+            with file.open("rb") as source, open_own(out / file.name, "xb") as copied:
+                shutil.copyfileobj(source, copied)
     except OSError as error:
         raise OutputError(f"{out}: cannot be written: {error.strerror or error}") from None
     return [out / file.name for file in files[:-1]]

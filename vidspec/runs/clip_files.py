@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from vidspec.bounds import LONGEST_PROMPT
 from vidspec.config.run_spec import ExistingFiles
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import RecordDict
-from vidspec.files import back_up, backup_of, encode_line, read_text, write_whole
+from vidspec.events.tally import counted
+from vidspec.files import back_up, backup_of, encode_line, permissions, read_text, write_whole
 from vidspec.runs.job import Job
 from vidspec.runs.renderers import ONE_CLIP, PendingFile, Renderer, in_order, make_folder
 from vidspec.runs.store.file_states import FileState, MarkedCaption, file_state
@@ -36,6 +38,8 @@ class ClipFiles(Renderer):
         self.names, self._existing = tuple(names), existing
         self._other_journals: dict[Path, list[Journal]] = {}  # those of other shards, by journal
         self._unreplaced: dict[Path, FileState] = {}  # files that were not replaced
+        self._unreplaced_clips: dict[FileState, set[str]] = defaultdict(set)
+        self._permissions: dict[Path, int] = {}  # of files that are replaced
         self._backups: list[Path] = []
         self._restored: list[Path] = []  # files with captions of a later run, which this run replaced
 
@@ -49,7 +53,8 @@ class ClipFiles(Renderer):
         own = self.store.journals.path(job)
         if own not in self._other_journals:
             paths = sorted(own.parent.glob(".vidspec*.jsonl"))
-            self._other_journals[own] = [Journal(path, read_only=True) for path in paths if path.name != own.name]
+            others = [path for path in paths if path.name != own.name and not path.is_symlink()]
+            self._other_journals[own] = [Journal(path, read_only=True) for path in others]
         yield from self._other_journals[own]
 
     def states(self, job: Job) -> dict[Path, FileState]:
@@ -59,9 +64,13 @@ class ClipFiles(Renderer):
     def leaves(self, job: Job) -> bool:
         states = self.states(job)
         leaves = all(state != "free" and self._is_kept(state) for state in states.values())
-        if leaves:
-            self._unreplaced |= states
+        for path, state in states.items() if leaves else ():
+            self._leave(job, path, state)
         return leaves
+
+    def _leave(self, job: Job, path: Path, state: FileState) -> None:
+        self._unreplaced[path] = state
+        self._unreplaced_clips[state].add(job.path)
 
     def _is_kept(self, state: FileState) -> bool:
         """Return True if a file in this state is not replaced."""
@@ -98,7 +107,7 @@ class ClipFiles(Renderer):
             path = names.path(job)
             mark = self.store.journals.of(job).index.marks.latest(path)
             of_others = mark is not None and (mark.settings, mark.format) != (settings, names.form.name)
-            if of_others or not os.path.exists(path) or (mark is None and self._replaces_foreign(job, path)):
+            if of_others or not os.path.exists(path) or self._replaces_foreign(job, path):
                 yield names
 
     def check(self, job: Job) -> None:
@@ -141,15 +150,18 @@ class ClipFiles(Renderer):
             if state == "written" and back_up:
                 self._back_up(path)
             elif state == "written":
-                path.unlink(missing_ok=True)
+                self._permissions[path] = permissions(path)
+                path.unlink()
             elif self._is_kept(state):
-                self._unreplaced[path] = state
+                self._leave(job, path, state)
             elif state == "edited" or (state == "foreign" and self._existing == "skip"):
                 self._back_up(path)
         except OSError as error:
             raise unwritable_error(path, error, ONE_CLIP) from None
 
     def _back_up(self, path: Path) -> None:
+        if path.is_file():
+            self._permissions[path] = permissions(path)
         if moved := back_up(path):
             self._backups.append(moved)
 
@@ -170,7 +182,7 @@ class ClipFiles(Renderer):
             self._mark(job, path, len(data), hashlib.sha256(data).hexdigest(), settings, names.form.name)
             try:
                 make_folder(path.parent)
-                write_whole(path, data)
+                write_whole(path, data, mode=self._permissions.get(path))
             except OutputError as error:  # the record is in the journal
                 hint = "run the same command again once it can be; nothing is captioned twice"
                 raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
@@ -188,12 +200,21 @@ class ClipFiles(Renderer):
 
     def finish(self, *, complete: bool) -> list[str]:
         notes = []
-        for state, about in (("edited", "edited files were"), ("foreign", "files that no run wrote were")):
-            if left := [path for path, file_state in self._unreplaced.items() if file_state == state]:
-                singular = about.replace("files", "file").replace("were", "was")
-                notes.append(f"{len(left)} {singular if len(left) == 1 else about} kept: {_shorten(left)}")
-        if notes:
-            notes[-1] += "; --overwrite replaces them, keeping FILE~"
+        edited = [path for path, state in self._unreplaced.items() if state == "edited"]
+        links = [path for path in self._unreplaced if path.is_symlink()]
+        foreign = [path for path, state in self._unreplaced.items() if state == "foreign" and path not in links]
+        for left, one, several in (
+            (edited, "1 edited file was", "edited files were"),
+            (foreign, "1 file that no run wrote was", "files that no run wrote were"),
+            (links, "1 file that is a link was", "files that are links were"),
+        ):
+            if left:
+                notes.append(f"{one if len(left) == 1 else f'{len(left)} {several}'} kept: {_shorten(left)}")
+            if left and left is edited:
+                notes[-1] += "; move one away to have it written again"
+        if clips := len(self._unreplaced_clips["foreign"]):
+            them = "it" if len(foreign) + len(links) == 1 else "them"
+            notes[-1] += f"; --existing replace replaces {them} ({counted(clips, 'clip')}), keeping FILE~"
         if self._restored:
             count = f"{len(self._restored)} files" if len(self._restored) > 1 else "1 file"
             notes.append(

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from vidspec.bounds import LONGEST_PROMPT
 from vidspec.errors import UsageError, VideoError, VidspecError
+from vidspec.files import open_own
 from vidspec.runs.allowance import Allowance, FetchLimits
 from vidspec.runs.inputs import EXTENSIONS
 from vidspec.runs.job import Job, MemberSource
@@ -287,7 +288,8 @@ class ShardFiles:
                         file = Path(named)
                 else:
                     file = file.with_suffix(".png" if _PICTURE.match(content) else ".mp4")
-                    file.write_bytes(content)
+                    with open_own(file, "xb") as copied:
+                        copied.write(content)
                 yield str(file)
             except VidspecError as error:
                 message = error.message.replace(str(file), path) if file.parent == Path(folder) else error.message

@@ -318,6 +318,8 @@ def _renderer(
         return SegmentFiles(place.segments, spec.existing or "skip", config)
     if path is None:
         return Stream(StdoutLines(prose=form.is_prose), form)
+    if spec.output is None and path.is_symlink():
+        raise UsageError(f"{path}: is a link", hint="give -o with its name to write what it points to")
     if spec.output is None and not read_only:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -68,8 +68,11 @@ class PartFiles(Renderer):
             raise UsageError(
                 f"{option('output_dir', folder)}: captions would replace their shards", hint="name another folder"
             )
-        if not (store.read_only or is_url(folder)):
-            make_folder(Path(folder))
+        if not is_url(folder):
+            if not store.read_only:
+                make_folder(Path(folder))
+            for link in filter(os.path.islink, names.values()):
+                raise UsageError(f"{link}: is a link", hint="remove it, or name another folder")
         existing = list_names(folder)
         earlier_names = {shard: name for shard, name in names.items() if posixpath.basename(name) in existing}
         if store.overwrite:

@@ -190,6 +190,8 @@ class CaptionFiles:
             now = self._read(job, known, journal)
             if now.text is None:
                 raise UsageError(f"{now.trouble}, and was not replaced")
+            if file.is_symlink():
+                raise UsageError(f"{file}: is a link, and was not replaced", hint="edit what it points to")
             if now.version != version:
                 raise ChangedOnDiskError(now)
             make_folder(file.parent)
@@ -206,7 +208,7 @@ class CaptionFiles:
         make_folder(own.parent)
         with ExitStack() as stack:
             for path in sorted({own, *own.parent.glob(".vidspec*.jsonl")}):
-                stack.callback(lock_file(Path(os.path.realpath(path)), path).release)
+                stack.callback(lock_file(Path(os.path.realpath(path.parent), path.name), path).release)
             yield
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from vidspec.errors import OutputError, UsageError, option
 from vidspec.events.record import RecordDict
-from vidspec.files import back_up, backup_of, encode_line, write_whole
+from vidspec.files import back_up, backup_of, behind_link, encode_line, open_own, write_whole
 from vidspec.runs.formats.base import OutputFormat, format_names, make_format
 from vidspec.runs.job import Job
 from vidspec.runs.renderers import Renderer
@@ -35,6 +35,7 @@ class RunFile(Renderer):
 
     def __init__(self, path: Path, form: OutputFormat) -> None:
         self.path, self.form = path, form
+        self._target = behind_link(path)
         self._written: os.stat_result | None = None  # the file as this run last left it
         self._digest, self._size = hashlib.sha256(), 0  # of the bytes this run wrote
         self._backup: Path | None = None
@@ -57,7 +58,9 @@ class RunFile(Renderer):
         if earlier != store.journals.path() and (old := Journal(earlier, read_only=True)).index.entries:
             sources.append(old)  # records of a run with fewer formats
         known = {one.index.marks: one for one in sources}
-        state = file_state(self.path, known, lambda marks, mark: appended_lines(known[marks], mark, self.form))
+        state = file_state(
+            self.path, known, lambda marks, mark: appended_lines(known[marks], mark, self.form), named=True
+        )
         self._replaceable = not store.overwrite and state in ("free", "written")
         if not (self._replaceable or store.overwrite):
             file = Journal(self.path, visible=True, read_only=True) if self.form.is_journal else None
@@ -84,7 +87,7 @@ class RunFile(Renderer):
 
     def _refusal(self, state: FileState) -> UsageError:
         """Return the error of a file that this run may neither continue nor replace."""
-        keeping = f"--overwrite replaces it, keeping {backup_of(self.path)}"
+        keeping = f"--overwrite replaces it, keeping {backup_of(self._target)}"
         if state == "edited":
             hint = (
                 f"{keeping}, and starts over; or move it away, and the same command writes it again without captioning"
@@ -109,7 +112,7 @@ class RunFile(Renderer):
     def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
         if not (captioned and self.store.overwrite and self.path.is_file() and self.path.stat().st_size):
             return {}
-        return {self.path: f"replaced, kept as {backup_of(self.path)}"}
+        return {self.path: f"replaced, kept as {backup_of(self._target)}"}
 
     def prepare(self, job: Job, record: RecordDict) -> None:
         if not self._is_journal:
@@ -132,7 +135,7 @@ class RunFile(Renderer):
     def _append(self, line: bytes) -> None:
         self._check()
         try:
-            with open(self.path, "ab") as file:
+            with open_own(self._target, "ab") as file:
                 file.write(line)
         except OSError as error:
             raise unwritable_error(self.path, error) from None
@@ -148,7 +151,7 @@ class RunFile(Renderer):
         """Back up a file that was edited or that no run wrote, before it is replaced."""
         if not self._replaceable:
             try:
-                self._backup = back_up(self.path)
+                self._backup = back_up(self._target)
             except OSError as error:
                 raise unwritable_error(self.path, error) from None
         self._replaceable = True
@@ -159,7 +162,7 @@ class RunFile(Renderer):
         content = self._content()
         self._digest, self._size = hashlib.sha256(content), len(content)
         self._mark()
-        write_whole(self.path, content)
+        write_whole(self._target, content)
         self._written = self.path.stat()
 
     def _content(self) -> bytes:

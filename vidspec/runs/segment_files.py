@@ -150,7 +150,7 @@ class SegmentFiles(ClipFiles):
             return None
         state = self.state(job, text)
         if self._is_kept(state) and (state == "foreign" or video.exists()):  # a caption of another segment
-            self._unreplaced[text] = state
+            self._leave(job, text, state)
             return None
         self._clear(job, video)
         if self._replaces_foreign(job, video):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from vidspec.errors import OutputError, UsageError, VideoError, VidspecError
-from vidspec.files import write_whole
+from vidspec.files import open_own, write_whole
 from vidspec.runs.access import Access, GuardedClient, InsecureRedirectError, PrivateAddressError, is_url
 from vidspec.runs.allowance import Allowance, FetchLimits
 
@@ -159,7 +159,7 @@ def copy(name: str, to: Path, start: int = 0, size: int | None = None, limits: F
         retry(name, partial(_copy_local, name, to, start, size, allowance))
         return
     store, path = _file_system(name, limits.access)
-    with to.open("wb") as file:
+    with open_own(to, "xb") as file:
         for first in range(start, start + size, CHUNK):
             end = min(first + CHUNK, start + size)
             content = retry(name, partial(allowance.call, partial(_read_range, store, path, first, end)))
@@ -168,7 +168,7 @@ def copy(name: str, to: Path, start: int = 0, size: int | None = None, limits: F
 
 
 def _copy_local(name: str, to: Path, start: int, size: int, allowance: Allowance) -> None:
-    with open_url(name) as source, to.open("wb") as file:
+    with open_url(name) as source, open_own(to, "xb") as file:
         source.seek(start)
         while size and allowance.seconds:
             content = source.read(min(size, CHUNK))
@@ -192,7 +192,7 @@ def _copy_url(name: str, to: Path, limits: FetchLimits, allowance: Allowance) ->
         if total > limits.most:
             raise allowance.size_error()
         written = 0
-        with to.open("wb") as file:
+        with open_own(to, "xb") as file:
             while content := allowance.call(partial(_read_full, source, CHUNK)):
                 written += file.write(content)
                 if written > limits.most:

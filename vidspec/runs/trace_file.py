@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vidspec.events.observer import ClipPart, RunObserver
 from vidspec.events.record import Caption
 from vidspec.events.tally import Tally
-from vidspec.files import FileKind, write_whole
+from vidspec.files import FileKind, behind_link, write_whole
 
 if TYPE_CHECKING:
     from vidspec.events.trace import Trace
@@ -65,4 +65,5 @@ class TraceCollector(RunObserver):
             return
         from vidspec.events.trace import to_chrome
 
-        write_whole(self.path, json.dumps(merge_traces([(path, to_chrome(events)) for path, events in self._traces])))
+        trace = merge_traces([(path, to_chrome(events)) for path, events in self._traces])
+        write_whole(behind_link(self.path), json.dumps(trace))

@@ -320,7 +320,7 @@ def _temporary_file(suffix: str = "") -> Iterator[tuple[BinaryIO, str]]:
     number, name = mkstemp(suffix, "vidspec-")
     link = f"/proc/{os.getpid()}/fd/{number}"
     try:
-        with open(number, "w+b") as file:
+        with os.fdopen(number, "w+b") as file:
             if unnamed := os.path.exists(link):
                 os.unlink(name)
             yield file, link if unnamed else name

@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 from fractions import Fraction
 from functools import lru_cache
 from itertools import chain
+from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
 import av
@@ -20,6 +21,7 @@ from av.container import InputContainer, OutputContainer
 from av.stream import Stream
 
 from vidspec.errors import OutputError, VideoError
+from vidspec.files import open_own
 from vidspec.video.base import Index, NotDelivered
 from vidspec.video.decode_av import decoded_between
 from vidspec.video.image import is_image
@@ -101,7 +103,8 @@ def _write(index: Index, start: float, end: float, out: str, allow_damaged: bool
         source = stack.enter_context(opened(index.path))
         stream = video_streams(source)[0]
         copied = _exact_packets(index, source, stream, low, high)
-        target = stack.enter_context(av.open(out, "w", format="mp4"))
+        file = stack.enter_context(open_own(Path(out), "xb"))  # FFmpeg would follow a link of this name
+        target = stack.enter_context(av.open(file, "w", format="mp4"))
         if copied is not None:
             video = _copied(target, stream, copied, int(index.pts[low]))
         else:

@@ -24,7 +24,7 @@ from vidspec.errors import UsageError, VidspecError, option
 from vidspec.escaping import one_line
 from vidspec.events.record import Caption, checking_records, failed_caption
 from vidspec.events.trace import Span
-from vidspec.files import read_whole, write_whole
+from vidspec.files import behind_link, read_whole, write_whole
 
 __all__ = ["IN_FULL", "ReportFile", "read_trace", "write", "write_finished"]
 
@@ -79,7 +79,7 @@ def write(
             sections.append(section("clip_by_clip", clips=[(clip, clip_sections(clip)) for clip in whole]))
         title = one_line(f"{title}: {figures.counted(folder.clips, 'record')}")
         page = Page(title, sections, section("lead", text=folder.summary), demo)
-    write_whole(file, page.render())
+    write_whole(behind_link(file), page.render())
     return errors
 
 

@@ -14,7 +14,7 @@ from vidspec.display.pages.page import BESIDE, Page, RecordMapping, section
 from vidspec.errors import UsageError
 from vidspec.escaping import one_line
 from vidspec.events.record import checking_records
-from vidspec.files import write_whole
+from vidspec.files import behind_link, write_whole
 from vidspec.video.image import IMAGES
 
 __all__ = ["ReviewRow", "render_review", "write_review"]
@@ -113,4 +113,4 @@ def write_review(file: Path, rows: Sequence[ReviewRow], states: Mapping[str, str
     Raises:
         OutputError: it cannot be written.
     """
-    write_whole(file, render_review(rows, states, title, live=False))
+    write_whole(behind_link(file), render_review(rows, states, title, live=False))

@@ -23,7 +23,7 @@ from vidspec.display.pages.page import BESIDE, Page, RecordMapping, section, sou
 from vidspec.display.pages.pictures import draw_thumbnails
 from vidspec.escaping import one_line
 from vidspec.events.record import checking_records
-from vidspec.files import write_whole
+from vidspec.files import behind_link, write_whole
 
 __all__ = ["STATES", "CaptionPair", "Comparison", "compare_runs", "differences", "write_compared"]
 
@@ -198,7 +198,7 @@ def write_compared(
         found = compare_runs(left, right)
         found = found if found.shared else compare_runs(left, right, by_prompt=False)
         if found.shared:
-            write_whole(file, _page(found, (one_line(names[0]), one_line(names[1])), file).render())
+            write_whole(behind_link(file), _page(found, (one_line(names[0]), one_line(names[1])), file).render())
         return found
 
 

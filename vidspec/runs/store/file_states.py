@@ -80,6 +80,8 @@ class FileMarks:
     def read(cls, journal: Path) -> FileMarks:
         """Return the marks in a journal's file; none if it cannot be read."""
         marks, at = cls(Path(os.path.realpath(journal))), 0
+        if journal.is_symlink() or not journal.is_file():  # no run made it, or it may have no end
+            return marks
         with suppress(OSError), journal.open("rb") as file:
             for line in file:
                 if (mark := parsed_mark(line)) is not None:
@@ -163,6 +165,8 @@ def file_state(
     path: Path,
     known: Iterable[FileMarks],
     appended: AppendedBytes = _nothing,
+    *,
+    named: bool = False,
 ) -> FileState:
     """Return the state of a file.
 
@@ -170,9 +174,12 @@ def file_state(
         path: the file.
         known: marks of the journals that may name it.
         appended: what a run appended to the file after one of the marks; a killed one may have written less of it.
+        named: the user named the file, so that a link stands for what it points to; any other link is foreign.
     """
+    if os.path.islink(path) and not (named and os.path.isfile(path)):
+        return "foreign"
     if not os.path.isfile(path):
-        return "foreign" if os.path.islink(path) else "free"
+        return "free"
     try:
         content = path.read_bytes()
     except OSError:
@@ -226,11 +233,11 @@ class KnownFiles:
         self._read = read
         self._known: dict[Path, list[FileMarks]] = {}  # by folder
 
-    def state(self, path: Path, appended: AppendedBytes = _nothing) -> FileState:
+    def state(self, path: Path, appended: AppendedBytes = _nothing, *, named: bool = False) -> FileState:
         """Return the state of a file, see :func:`file_state`."""
         folder = Path(os.path.realpath(path.parent))
         known = chain.from_iterable(map(self._of_folder, (folder, *folder.parents)))
-        return file_state(path, chain([self._read(hidden_journal(path))], known), appended)
+        return file_state(path, chain([self._read(hidden_journal(path))], known), appended, named=named)
 
     def _of_folder(self, folder: Path) -> list[FileMarks]:
         if folder not in self._known:

@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import BinaryIO, Unpack
 
 from vidspec.errors import OutputError, UsageError
 from vidspec.escaping import json_text
 from vidspec.events.record import RecordDict
-from vidspec.files import FileLock, back_up, backup_of, encode_line, held_file, replacing, write_whole
+from vidspec.files import FileLock, back_up, copy_to_backup, encode_line, held_file, open_own, replacing, write_whole
 from vidspec.runs.store.file_states import FileMark, FileMarks, MarkedCaption, hidden_journal, mark_line, parsed_mark
 from vidspec.runs.store.journal_index import JournalEntry, JournalIndex, is_in_place
 from vidspec.runs.store.run_lines import CaptionRun, RunLines, is_run_line
@@ -48,8 +47,8 @@ class Journal:
     Args:
         path: the file; created with the first record, so that a run that fails early leaves nothing.
         overwrite: start over. An earlier file, even one without records, is kept as ``NAME~``; its marks stay known.
-        visible: True if users see the file: a caption is not dropped from it without a backup, and it holds records
-            only, with the descriptions of their runs in the hidden file beside it.
+        visible: True if users name and see the file: it may be a link, no caption is dropped from it without a backup,
+            and it holds records only, with the descriptions of their runs in the hidden file beside it.
         read_only: no lock, no repair, no new records; also while another run writes.
 
     Attributes:
@@ -63,10 +62,12 @@ class Journal:
 
     Raises:
         UsageError: another run is writing the file.
-        OutputError: it cannot be read or written.
+        OutputError: it cannot be read or written, or is a link that no user named.
     """
 
     def __init__(self, path: Path, *, overwrite: bool = False, visible: bool = False, read_only: bool = False) -> None:
+        if path.is_symlink() and not visible:
+            raise OutputError(f"{path}: is a link, and no journal of a run", hint="remove it, or move it away")
         self.path = Path(os.path.realpath(path))
         self.shown, self.read_only = path, read_only
         self.replaced: Path | None = None
@@ -74,7 +75,7 @@ class Journal:
         self.damaged = 0
         self.gone: OutputError | None = None
         self.index, self._size = JournalIndex(FileMarks(self.path)), 0
-        self._file: int | None = None
+        self._file: BinaryIO | None = None
         self._user_visible = visible
         self.runs = self._no_runs()
         self._lock = None if read_only else lock_file(self.path, path)
@@ -169,7 +170,7 @@ class Journal:
         if self.gone is not None:
             raise self.gone
         try:
-            file = self._open_file()
+            file = self._open_file().fileno()
             try:
                 written = os.write(file, line)
                 while written < len(line):  # a full disk writes less, and then raises
@@ -186,7 +187,7 @@ class Journal:
         """Check that the written bytes are in the file of this path."""
         if self._file is None:
             return
-        status = os.fstat(self._file)
+        status = os.fstat(self._file.fileno())
         if not is_same_file(self.path, status) or status.st_size != self._size:
             self._release_file()
             self.gone = missing_file_error(self.shown)
@@ -215,12 +216,9 @@ class Journal:
                         old.seek(item.offset)
                         new.write(old.read(item.length))
                 new.flush()  # raises on a full disk, before anything else is changed
-                shutil.copymode(self.path, new.name)
                 self._release_file()
                 if self._loses_captions():
-                    backup = backup_of(self.path)
-                    shutil.copy2(self.path, backup)
-                    self.replaced = self._backup_as_named(backup)
+                    self.replaced = self._backup_as_named(copy_to_backup(self.path))
             self._load()
         except OSError as error:
             raise self._failure(error) from None
@@ -273,7 +271,7 @@ class Journal:
                 if not ended:  # only the newline is missing
                     line += b"\n"
                     if not self.read_only:
-                        with self.path.open("ab") as end:
+                        with open_own(self.path, "ab") as end:
                             end.write(b"\n")
                 if record is not None:
                     self._index_record(line, record)
@@ -282,7 +280,7 @@ class Journal:
                     self.index.entries.append(JournalEntry(self, self._size, len(line)))
                     self._size += len(line)
         if bad and not self.read_only:  # disk damage, not a crash: keep the bytes
-            with self.path.with_name(self.path.name + ".damaged").open("ab") as damaged_file:
+            with open_own(self.path.with_name(f"{self.path.name}.damaged"), "ab") as damaged_file:
                 damaged_file.writelines(bad)
             self.damaged = len(bad)
         return True
@@ -302,7 +300,7 @@ class Journal:
         self.runs.add(line, self._size)
         self._size += len(line)
 
-    def _open_file(self) -> int:
+    def _open_file(self) -> BinaryIO:
         if self._file is None:
             if self._needs_backup:
                 self.replaced = self._backup_as_named(back_up(self.path))
@@ -310,12 +308,12 @@ class Journal:
                 if marks := [*self.index.marks]:  # needed if this run is interrupted and resumed
                     write_whole(self.path, b"".join(map(mark_line, marks)))
                     self._load()
-            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            self._file = open_own(self.path, "ab")
         return self._file
 
     def _release_file(self) -> None:
         if self._file is not None:
-            os.close(self._file)
+            self._file.close()
             self._file = None
 
     def _unlock(self) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from vidspec.escaping import json_text
-from vidspec.files import encode_line
+from vidspec.files import encode_line, open_own
 
 if TYPE_CHECKING:
     from vidspec.config.run_spec import RunSpec
@@ -74,6 +74,8 @@ class RunLines:
     def read(cls, file: Path) -> RunLines:
         """Return the descriptions in a file; none if it cannot be read."""
         runs, at = cls(file), 0
+        if file.is_symlink() or not file.is_file():  # no run made it, or it may have no end
+            return runs
         with suppress(OSError), file.open("rb") as lines:
             for line in lines:
                 if is_run_line(line):
@@ -109,11 +111,11 @@ class RunLines:
             OSError: it cannot be written.
         """
         line = self.line(settings, run)
-        with self.file.open("ab+") as file:
+        with open_own(self.file, "ab") as file:
             if (size := file.tell()) > 0:
-                file.seek(size - 1)
-                if file.read(1) != b"\n":
-                    size += file.write(b"\n")
+                with self.file.open("rb") as written:
+                    written.seek(size - 1)
+                    size += file.write(b"" if written.read(1) == b"\n" else b"\n")
             file.write(line)
         self.add(line, size)
 

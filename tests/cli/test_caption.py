@@ -653,7 +653,7 @@ def test_a_closed_pipe_is_quiet():
         assert process.stdout.readline() == "0/good.mp4\tA red circle moves left.\n"
         process.stdout.close()
         err = process.stderr.read()
-    assert process.returncode == 1
+    assert process.returncode == 4
     assert "Traceback" not in err and "BrokenPipe" not in err
     assert os.path.basename(err.splitlines()[-1])
 

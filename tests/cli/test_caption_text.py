@@ -216,7 +216,7 @@ def test_a_reader_that_has_enough(vidspec):
         assert process.stdout and process.stderr and process.stdout.read(5) == b"A red"
         process.stdout.close()
         err = process.stderr.read().decode()
-    assert process.returncode == 1 and "Traceback" not in err and "Broken" not in err and "error" not in err
+    assert process.returncode == 4 and "Traceback" not in err and "Broken" not in err and "error" not in err
 
 
 SLOW = """

@@ -328,3 +328,45 @@ def test_files_of_other_shards_are_known(vidspec):
     for shard in ("1/2", "2/2"):
         vidspec("caption", "k", "--format", "txt", "--shard", shard, "--template", "v3 {caption}")
     assert file("b").read_text()[:2] == file("c").read_text()[:2] == "v3" and file("a").read_text() == MINE
+
+
+def tear(path):
+    with Path(path).open("r+b") as file:
+        file.truncate(file.seek(-5, os.SEEK_END))
+
+
+@pytest.mark.parametrize("form", ["csv", "text", "parquet", "ltx"])
+@pytest.mark.parametrize("torn", ["journal", "file"])
+def test_a_torn_end_is_no_edit(vidspec, form, torn):
+    """As a crash leaves a file or its journal; what is left is kept beside what is written again."""
+    run = ("caption", "k", "--format", form, "-o", "out")
+    assert vidspec(*run).code == 0
+    whole = Path("out").read_bytes()
+    tear(".out.vidspec.jsonl" if torn == "journal" else "out")
+    left = Path("out").read_bytes()
+    captioned()
+    ran = vidspec(*run)
+    assert ran.code == 0 and Path("out").read_bytes() == whole and not captioned(), ran.err
+    assert Path("out~").read_bytes() == left and "the earlier file is now out~" in ran.err
+
+
+@pytest.mark.parametrize("form", ["csv", "text"])
+def test_a_row_of_a_record_that_was_torn_is_no_edit(vidspec, form):
+    run = ("caption", "k", "--format", form, "-o", "out")
+    assert vidspec(*run).code == 0
+    whole, journal = Path("out").read_bytes(), Path(".out.vidspec.jsonl")
+    lines = journal.read_bytes().splitlines(keepends=True)
+    records = [line for line in lines if not line.startswith(b'{"file"')]
+    marks = [line for line in lines if line.startswith(b'{"file"')]
+    journal.write_bytes(b"".join([*marks, *records])[:-5])
+    captioned()
+    ran = vidspec(*run)
+    assert ran.code == 0 and len(captioned()) == 1 and Path("out").read_bytes() == whole, ran.err
+
+
+def test_a_file_whose_last_row_was_removed_is_edited(vidspec):
+    run = ("caption", "k", "--format", "csv", "-o", "out")
+    assert vidspec(*run).code == 0
+    Path("out").write_bytes(b"".join(Path("out").read_bytes().splitlines(keepends=True)[:-1]))
+    ran = vidspec(*run)
+    assert ran.code == 2 and "was edited since a run wrote it" in ran.err

@@ -90,7 +90,7 @@ def test_a_folder_full_of_links_writes_nothing_outside(vidspec, run):
 def test_a_link_under_the_name_of_a_half_file_is_removed(vidspec, name):
     link(name, "k/a")
     ran = vidspec("caption", "k", "--format", "txt,srt")
-    assert ran.code == 0 and Path("k/a/good.txt").read_text() == TEXT + "\n" and not Path("k/a", name).exists()
+    assert ran.code == 0 and Path("k/a/good.txt").read_text().split() == TEXT.split() and not Path("k/a", name).exists()
 
 
 @pytest.mark.usefixtures("outside_stays")

@@ -258,6 +258,51 @@ sys.exit(main())
 """
 
 
+#: Captions clips, and keeps the third one until its standard input ends.
+WAITING = """
+import sys
+sys.path[:0] = sys.argv[1:2]
+from types import ModuleType
+import vidspec.runs.local
+from tests.fake_captioner import FakeCaptioner, FakeReader
+vidspec.runs.local.ClipReader = FakeReader
+module = sys.modules["vidspec.captioner"] = ModuleType("vidspec.captioner")
+
+class Waiting(FakeCaptioner):
+    def stream(self, path, **asked):
+        if path.startswith("2/"):
+            print("waits", file=sys.stderr, flush=True)
+            sys.stdin.read()
+        yield from super().stream(path, **asked)
+
+module.Captioner = Waiting
+from vidspec.cli import main
+sys.argv[1:] = sys.argv[2:]
+sys.exit(main())
+"""
+
+
+def test_a_reader_of_standard_error_that_goes_away_ends_no_run():
+    """As ``2>&1 | head`` does."""
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join([str(Path(vidspec.__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", WAITING, root, "caption", *CLIPS, *JSONL, "--batch", "1"]
+    pipe, env = subprocess.PIPE, {**os.environ, "PYTHONPATH": path}
+    with subprocess.Popen(command, stdin=pipe, stderr=pipe, stdout=subprocess.DEVNULL, env=env) as run:
+        assert any(b"waits" in line for line in run.stderr)
+        run.stderr.close()
+        run.stdin.close()
+        assert run.wait(120) == 0
+    assert [json.loads(line)["path"] for line in Path("out/out.jsonl").read_text().splitlines()] == CLIPS
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="closes a file descriptor in a shell")
+def test_standard_output_that_is_closed_before_the_start():
+    words = ["sh", "-c", 'exec "$0" -m vidspec caption 0/good.mp4 >&-', sys.executable]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 4 and "error: standard output is closed (name a file with --output)" in ran.stderr
+
+
 def terminated(number, wait=0):
     """The command and environment of a run that gets the signal while it captions the third clip."""
     root = str(Path(__file__).resolve().parents[2])

@@ -1,5 +1,6 @@
 """Dataclasses whose fields are the options of commands."""
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -151,3 +152,21 @@ def test_an_error_about_a_file_keeps_its_keys(vidspec):
     Path("mine.yaml").write_text("models: {draft: x/y}\n")
     ran = vidspec("caption", "good.mp4", "--profile", "./mine.yaml", "--frames", "4")
     assert ran.code == 2 and "--target: is needed with models.draft; nearest valid choice: " in ran.err
+
+
+LATIN = os.fsdecode(b"caf\xe9")
+
+
+@pytest.mark.parametrize("option", ["--template", "--prompt", "--system", "--stop", "--name", "--rewrite", "--turn"])
+@pytest.mark.parametrize("join", [lambda option, value: (option, value), lambda *both: ("=".join(both),)])
+def test_text_that_is_not_utf8_is_refused(vidspec, option, join):
+    """As from a shell script saved as Latin-1."""
+    ran = vidspec("caption", "good.mp4", *join(option, LATIN))
+    assert (ran.code, ran.err) == (2, f"error: {option}: holds bytes that are not UTF-8 (save the script as UTF-8)\n")
+
+
+def test_names_of_files_may_have_any_bytes(vidspec):
+    for args in (("--quiet", f"{LATIN}/good.mp4"), ("good.mp4", "--format", "jsonl", "-o", LATIN)):
+        assert vidspec("caption", *args).code == 0
+    assert os.path.exists(LATIN)
+    assert vidspec("caption", "--", "good.mp4", f"--template={LATIN}").code != 2

@@ -38,7 +38,7 @@ from vidspec.cli.keys import spell_flags
 from vidspec.cli.options import CaptionHelp
 from vidspec.cli.printed import FULL, events_on_stderr, print_error
 from vidspec.errors import LostOutputError, UsageError, VidspecError
-from vidspec.escaping import escape_text
+from vidspec.escaping import HALF_CHARACTER, escape_text
 from vidspec.signals import ending_of, raise_on_signals
 
 __all__ = ["app", "run", "run_app", "version"]
@@ -138,6 +138,7 @@ def _run(application: typer.Typer, name: str, args: list[str]) -> int:
     debug = "--debug" in args or os.environ.get("VIDSPEC_DEBUG", "") not in ("", "0")
     try:
         _require_folder()
+        _require_text(application, args)
         with raise_on_signals():
             code = application(args=args, prog_name=name, standalone_mode=False)
         if sys.stdout is not None:  # None if it was closed before the start
@@ -158,10 +159,12 @@ def _run(application: typer.Typer, name: str, args: list[str]) -> int:
         print_error(ending.word)
         return ending.code
     except SystemExit as stopped:  # raised by Typer, for one when the reader of a pipe is gone
+        if isinstance(stopped.__context__, BrokenPipeError):
+            return LostOutputError.exit_code
         return stopped.code if isinstance(stopped.code, int) else 1
     except BrokenPipeError:
         _discard_stdout()  # the reader of a pipe (`| head`) has closed it
-        return 1
+        return LostOutputError.exit_code
     except OSError as error:
         if error.errno not in FULL:
             raise
@@ -181,6 +184,37 @@ def _require_folder() -> None:
         os.getcwd()
     except OSError as error:
         raise UsageError(f"the current folder: {error.strerror}", hint="change to one that exists") from None
+
+
+#: Metavars of options that name files, which may have any bytes.
+_NAMES_FILES = re.compile(r"(?<!@)\b(FILE|DIR|FOLDER|GLOB)\b")
+
+
+def _require_text(application: typer.Typer, args: Sequence[str]) -> None:
+    """Refuse bytes that are not UTF-8 in values of options, as a script saved as Latin-1 has, except names of files.
+
+    Raises:
+        UsageError: an option has some.
+    """
+    odd = [number for number, arg in enumerate(args) if HALF_CHARACTER.search(arg)]
+    if not odd:
+        return
+    command = typer.main.get_command(application)
+    for arg in args:
+        if (inner := getattr(command, "commands", {}).get(arg)) is None:
+            break
+        command = inner
+    texts = {
+        spelling: _NAMES_FILES.search(getattr(one, "metavar", None) or "") is None
+        for one in command.params
+        for spelling in one.opts
+        if not getattr(one, "is_flag", False)
+    }
+    for number in odd:
+        before, arg = args[number - 1] if number else "", args[number]
+        spelling = next((one for one in (arg.partition("=")[0], arg[:2], before) if one in texts), "")
+        if texts.get(spelling) and "--" not in args[:number]:
+            raise UsageError(f"{spelling}: holds bytes that are not UTF-8", hint="save the script as UTF-8")
 
 
 def _discard_stdout() -> None:

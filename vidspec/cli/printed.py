@@ -49,22 +49,22 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class _LossyFile(io.FileIO):
-    """A file that drops what cannot be written, readers of a pipe apart: a log without room must not end a run."""
+    """A file that drops what cannot be written: a log without room, or whose reader has gone, must not end a run."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in (*FULL, errno.EBADF):  # a descriptor only for reading
+            if error.errno not in (*FULL, errno.EPIPE, errno.EBADF):  # the last: a descriptor only for reading
                 raise
             return memoryview(data).nbytes
 
 
 def complete_streams() -> None:
-    """Open closed standard streams of the process on the null device, and let standard error lose lines if it is full.
+    """Open closed standard streams of the process on the null device, and let standard error lose lines.
 
-    Else the first file that a run opens would get the descriptor, and messages of libraries. ``sys.stdout`` stays None
-    if it was closed.
+    Standard error loses them if it is full or its reader has gone. Without open streams the first file that a run opens
+    would get the descriptor, and messages of libraries. ``sys.stdout`` stays None if it was closed.
     """
     for descriptor in range(3):
         try:

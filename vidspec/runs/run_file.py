@@ -62,7 +62,7 @@ class RunFile(Renderer):
             self.path, known, lambda marks, mark: appended_lines(known[marks], mark, self.form), named=True
         )
         self._replaceable = not store.overwrite and state in ("free", "written")
-        if not (self._replaceable or store.overwrite):
+        if not (self._replaceable or store.overwrite or self._is_torn(journal)):
             file = Journal(self.path, visible=True, read_only=True) if self.form.is_journal else None
             if file is None or file.foreign:
                 raise self._refusal(state)
@@ -72,6 +72,13 @@ class RunFile(Renderer):
                 self._adopt(old)
             if not store.read_only:
                 back_up(earlier)
+
+    def _is_torn(self, journal: Journal) -> bool:
+        """Return True if the file shows the records of its journal, but for a last line of either that a crash tore."""
+        found, shown = self._target.read_bytes(), self._content()
+        if journal.repaired:
+            return bool(shown) and (shown.startswith(found) or found.startswith(shown))
+        return shown.startswith(found) and not found.endswith(b"\n")
 
     def _adopt(self, source: Journal) -> bool:
         """Take over what the journal lacks; return True if the file has captions that it would not show again.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
-from vidspec.errors import LostOutputError, OutputError
+from vidspec.errors import LostOutputError
 from vidspec.events.record import RecordDict
 from vidspec.events.wrapping import WordWrap, terminal_columns
 from vidspec.files import encode_line
@@ -30,7 +30,7 @@ class StdoutLines:
 
     def __init__(self, *, prose: bool = False) -> None:
         if sys.stdout is None:
-            raise OutputError("standard output is closed", hint="name a file with --output")
+            raise LostOutputError("standard output is closed", hint="name a file with --output")
         self._stream = sys.stdout
         self._wrap = WordWrap(terminal_columns(self._stream)) if prose and self._stream.isatty() else None
         self._written = ""  # written beginning of the next line

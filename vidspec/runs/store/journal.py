@@ -66,9 +66,9 @@ class Journal:
     """
 
     def __init__(self, path: Path, *, overwrite: bool = False, visible: bool = False, read_only: bool = False) -> None:
-        if path.is_symlink() and not visible:
-            raise OutputError(f"{path}: is a link, and no journal of a run", hint="remove it, or move it away")
         self.path = Path(os.path.realpath(path))
+        if (hidden := hidden_journal(self.path) if visible else path).is_symlink():
+            raise OutputError(f"{hidden}: is a link, and no journal of a run", hint="remove it, or move it away")
         self.shown, self.read_only = path, read_only
         self.replaced: Path | None = None
         self.repaired = 0

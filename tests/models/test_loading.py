@@ -365,11 +365,37 @@ def test_no_processor(copy):
 def test_templates(copy):
     (copy / "chat_template.json").write_text(json.dumps({"chat_template": "old <video>"}))
     (copy / "chat_template.jinja").write_text("new <video>")
-    assert load_model(str(copy), CPU).template.source == "new <video>"
-    (copy / "chat_template.jinja").unlink()
-    assert load_model(str(copy), CPU).template.source == "old <video>"
+    both = load_model(str(copy), CPU)
+    assert (
+        both.template.source
+        == transformers.ProcessorMixin.get_processor_dict(copy)[0]["chat_template"]
+        == "old <video>"
+    )
+    assert both.notes == (f"{copy}: its chat template is that of chat_template.json, not of chat_template.jinja",)
+    (copy / "chat_template.json").unlink()
     (copy / "chat_template.jinja").write_text("new <video>", "utf-8-sig")
     assert load_model(str(copy), CPU).template.source == "new <video>", "without a byte order mark"
+
+
+def test_special_tokens_that_only_the_tokenizer_adds(copy):
+    """As by the library's processor: unless the template writes BOS itself."""
+    tokenizer = json.loads((copy / "tokenizer.json").read_text())
+    config = json.loads((copy / "tokenizer_config.json").read_text())
+    token = next(one for one in tokenizer["added_tokens"] if one["special"])
+    first, whole = {"SpecialToken": {"id": token["content"], "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    kept = {"id": token["content"], "ids": [token["id"]], "tokens": [token["content"]]}
+    processor = {"type": "TemplateProcessing", "single": [first, whole], "pair": [first, whole]}
+    tokenizer["post_processor"] = {**processor, "special_tokens": {token["content"]: kept}}
+    (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (copy / "tokenizer_config.json").write_text(json.dumps({**config, "bos_token": token["content"]}))
+    model = load_model(str(copy), CPU)
+    template, written = model.template, (copy / "chat_template.jinja").read_text()
+    text = template.rendered("What is there?")
+    ids = template.ids_with_text(template.video_text, "What is there?")
+    assert ids == model.tokenizer(text)["input_ids"] and ids[:1] == [token["id"]]
+    (copy / "chat_template.jinja").write_text("{{ bos_token }}" + written)
+    template = load_model(str(copy), CPU).template
+    assert template.ids_with_text(template.video_text, "What is there?") == ids
 
 
 def with_tokenizer_template(copy, template):
@@ -472,7 +498,7 @@ def test_image_processor_inside_the_processors_config(tmp_path):
 
 
 def test_models_without_ears_have_no_note(checkpoints):
-    assert load_model(str(checkpoints["tied"]), CPU).note is None
+    assert load_model(str(checkpoints["tied"]), CPU).notes == ()
 
 
 @pytest.mark.full

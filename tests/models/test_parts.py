@@ -225,7 +225,8 @@ def test_what_shares_the_targets_cache_or_states_stays_with_it(monkeypatch, name
 
 
 def test_models_that_work_at_the_same_time_on_one_gpu_are_noted_once(monkeypatch):
-    model = SimpleNamespace(device=torch.device("cuda:0"), name="m", note=None, decoder=SimpleNamespace(eager=None))
+    stock, decoder = SimpleNamespace(generation_config=None), SimpleNamespace(eager=None)
+    model = SimpleNamespace(device=torch.device("cuda:0"), name="m", notes=(), model=stock, decoder=decoder)
 
     def notes(name, device):
         profile = profiles.load(name, env={})

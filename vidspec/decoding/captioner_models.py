@@ -16,6 +16,7 @@ from vidspec.errors import DeviceError, ModelError
 from vidspec.events.record import ModelsRecord
 from vidspec.models import dflash, eagle3, hub, image_captioner, loading, mtp
 from vidspec.models.checkpoint_config import read_config
+from vidspec.models.generation_rules import unread_note
 from vidspec.models.head import Head
 from vidspec.models.identity import require_vision
 from vidspec.models.image_captioner import ImageCaptioner
@@ -188,7 +189,9 @@ def _draft_name(setup: DecodingSetup) -> str | None:
 def notes_on(setup: DecodingSetup) -> tuple[str, ...]:
     """Return notes for the user on the loaded models, a line each."""
     models = [engine.model for engine in (setup.target, setup.draft) if engine is not None]
-    lines = [model.note for model in models]
+    lines: list[str | None] = [note for model in models for note in model.notes]
+    target = setup.target.model
+    lines.append(unread_note(target.name, target.model.generation_config))
     if setup.drafter is not None:
         lines.append(setup.drafter.note)
     lines += [

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from vidspec.config.json_schema import json_grammar
+from vidspec.engine.bans import BanHistory
 from vidspec.engine.history import CombinedHistory, TextHistory
 from vidspec.engine.penalties import Penalties, PenaltyHistory
 from vidspec.models.detokenizer import reasoning_end
@@ -22,9 +23,9 @@ __all__ = ["make_history", "wrap_tokenizer"]
 
 
 def make_history(generate: GenerateSection, model: VideoLanguageModel, prompt: torch.Tensor) -> TextHistory | None:
-    """Return the history of a clip's text after its prompt's ids (L,); None without penalties and grammar.
+    """Return the history of a clip's text after its prompt's ids (L,); None without penalties, bans and grammar.
 
-    The grammar masks the logits first, since penalties exclude a token only where another is left.
+    The grammar masks the logits first, since bans and penalties exclude a token only where another is left.
     """
     histories: list[TextHistory] = []
     if generate.grammar_schema is not None:
@@ -33,6 +34,8 @@ def make_history(generate: GenerateSection, model: VideoLanguageModel, prompt: t
         tokenizer = wrap_tokenizer(model.tokenizer, model.eos)
         begins = reasoning_end(model.tokenizer) if model.template.thinks else None
         histories.append(GrammarHistory(tokenizer, json_grammar(generate.grammar_schema), begins))
+    if model.bans.follow_text:
+        histories.append(BanHistory(model.bans, prompt.tolist()))
     if generate.penalties:
         histories.append(PenaltyHistory(Penalties(**generate.penalties), prompt.tolist()))  # type: ignore[arg-type]
     return CombinedHistory(histories) if len(histories) > 1 else next(iter(histories), None)

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from vidspec.engine.attention import PassAttention
+from vidspec.engine.bans import suppress
 from vidspec.engine.block_kernels import load_block_kernels, rms_norm
 from vidspec.engine.decoder import AttendFunction, sliding_windows
 from vidspec.engine.graph_step import StepAttention
@@ -170,6 +171,7 @@ class FusedDecoder:
     reads_context = False
     both_ways: frozenset[int] = frozenset()
     skips_rows = True
+    suppressed: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -301,4 +303,4 @@ class FusedDecoder:
         return states.as_strided((states.shape[0], 2, heads, width), (states.stride(0), heads * width, width, 1), first)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.head(hidden)
+        return suppress(self.head(hidden), self.suppressed)

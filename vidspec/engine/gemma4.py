@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 
 from vidspec.engine.attention import PassAttention
+from vidspec.engine.bans import suppress
 from vidspec.engine.decoder import AttendFunction
 from vidspec.engine.device import to_device
 from vidspec.engine.rotary import RotaryTables
@@ -108,5 +109,5 @@ class Gemma4Decoder(StockDecoder):
         return language.project_per_layer_inputs(rows[None], tokens)  # type: ignore[no-any-return]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits, cap = super().logits(hidden), self.language.config.final_logit_softcapping
-        return logits if cap is None else torch.tanh(logits / cap) * cap
+        logits, cap = self.head(hidden), self.language.config.final_logit_softcapping
+        return suppress(logits if cap is None else torch.tanh(logits / cap) * cap, self.suppressed)

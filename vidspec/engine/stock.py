@@ -10,6 +10,7 @@ from typing import Self
 import torch
 
 from vidspec.engine.attention import PassAttention
+from vidspec.engine.bans import suppress
 from vidspec.engine.decoder import AttendFunction, sliding_windows
 from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.head_states import StateInputs
@@ -83,6 +84,7 @@ class StockDecoder:
     reads_context = False
     both_ways: frozenset[int] = frozenset()
     skips_rows = False
+    suppressed: torch.Tensor | None = None
 
     def __init__(self, language: StockModel, head: StockModel, why: str, budget: int | None = None) -> None:
         self.language, self.head, self.why, self._budget = language, head, why, budget
@@ -176,7 +178,7 @@ class StockDecoder:
         return self.language.norm(rows)  # type: ignore[no-any-return]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.head(hidden)  # type: ignore[no-any-return]
+        return suppress(self.head(hidden), self.suppressed)
 
 
 def _mlp_output(out: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:

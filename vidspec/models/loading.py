@@ -108,7 +108,7 @@ def load_model(name: str, where: Placement, *, text: bool = False) -> VideoLangu
     except Exception as error:
         raise load_error(name, error) from error
     if getattr(config, "audio_config", None) is not None and adapter.max_sound_s is None:
-        adapter.note = f"{name}: its audio branch is left out; it describes the frames, not the sound"
+        adapter.notes += (f"{name}: its audio branch is left out; it describes the frames, not the sound",)
     prepare_decoder(adapter, where)
     return adapter
 
@@ -128,6 +128,8 @@ def _build_adapter(
     if template is not None:
         adapter = kind(name, model, tokenizer, processor, template.text)
         adapter.template.origin = template.origin
+        if template.unread is not None:
+            adapter.notes += (f"{name}: its chat template is that of {template.origin}, not of {template.unread}",)
         return adapter
     if processor and (template := tokenizer_template(tokenizer)) is not None:
         with suppress(ModelError):

@@ -56,22 +56,28 @@ def read_processor(name: str, source: str) -> dict[str, Any]:
 
 
 class ChatTemplate(NamedTuple):
-    """A chat template, and the file that it is from."""
+    """A chat template, the file that it is from, and another file whose template is not read."""
 
     text: str
     origin: str
+    unread: str | None = None
 
 
 def read_template(source: str) -> ChatTemplate | None:
-    """Return the processor's chat template, searched in the order of transformers; None if there is none."""
+    """Return the processor's chat template; None if there is none.
+
+    The order is that of ``ProcessorMixin.get_processor_dict`` in transformers 5.24, which prefers the older
+    ``chat_template.json`` to ``chat_template.jinja``.
+    """
     config = json.loads(read_text(source, "processor_config.json") or "{}")
-    if isinstance(text := config.get("chat_template"), str):
-        return ChatTemplate(text, "processor_config.json")
-    if text := read_text(source, "chat_template.jinja"):
-        return ChatTemplate(text, "chat_template.jinja")
-    if text := read_text(source, "chat_template.json"):
-        return ChatTemplate(str(json.loads(text)["chat_template"]), "chat_template.json")
-    return None
+    jinja, older = (read_text(source, name) for name in ("chat_template.jinja", "chat_template.json"))
+    found = (
+        [ChatTemplate(text, "processor_config.json")] if isinstance(text := config.get("chat_template"), str) else []
+    )
+    found += [ChatTemplate(str(json.loads(older)["chat_template"]), "chat_template.json")] if older else []
+    found += [ChatTemplate(jinja, "chat_template.jinja")] if jinja else []
+    others = [one.origin for one in found[1:] if one.text != found[0].text]
+    return found[0]._replace(unread=others[0] if others else None) if found else None
 
 
 def tokenizer_template(tokenizer: StockTokenizer) -> ChatTemplate | None:

@@ -50,8 +50,8 @@ class PromptTemplate:
     def __init__(self, name: str, tokenizer: StockTokenizer, source: str, content: str, video_text: str) -> None:
         self.name, self.source, self.content, self.video_text = name, source, content, video_text
         self.renderer = TemplateRenderer(tokenizer.apply_chat_template, tokenizer.encode)
-        #: Ids before the rendered text, such as BOS.
-        self.leading_ids: list[int] = []
+        #: Ids before a rendered text, in place of the special tokens that the tokenizer adds; None for these.
+        self.leading_ids: list[int] | None = None
         self._tokenizer = tokenizer
         self._last: tuple[str, list[ChatMessage], str] = "", [], ""
 
@@ -79,11 +79,35 @@ class PromptTemplate:
     ) -> list[int]:
         """Return the token ids of the prompt with the text ``instead`` in the place of the video."""
         before, after = self.around_video(prompt, system, earlier)
-        return self.leading_ids + self.control_tokens.encode(before + instead + after)
+        return self.encode(before + instead + after)
 
     def ids_without_video(self, prompt: str, system: str | None = None) -> list[int]:
         """Return the token ids of a prompt without a video."""
-        return self.leading_ids + self.control_tokens.encode(self.render(self._messages(prompt, system, ())))
+        return self.encode(self.render(self._messages(prompt, system, ())))
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a rendered prompt.
+
+        The tokenizer's special tokens are added unless the text begins with BOS, as by
+        ``ProcessorMixin.apply_chat_template`` of transformers.
+        """
+        ids = self.control_tokens.encode(text)
+        if self.leading_ids is not None:
+            return self.leading_ids + ids
+        bos = self._tokenizer.bos_token
+        if bos is not None and text.startswith(bos):
+            return ids
+        before, after = self._added_ids
+        return [*before, *ids, *after]
+
+    @cached_property
+    def _added_ids(self) -> tuple[list[int], list[int]]:
+        """Special tokens that the tokenizer adds before and after a text."""
+        plain, whole = (self._tokenizer.encode("?", add_special_tokens=added) for added in (False, True))
+        for begin in range(len(whole) - len(plain) + 1):
+            if whole[begin : begin + len(plain)] == plain:
+                return whole[:begin], whole[begin + len(plain) :]
+        return [], []
 
     def text_token_count(self, prompt: str, system: str | None = None, earlier: Sequence[DialogueTurn] = ()) -> int:
         """Return the number of text tokens of the prompt; a few more may come between frames."""

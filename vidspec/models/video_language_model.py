@@ -29,6 +29,7 @@ from vidspec.models.base import (
 )
 from vidspec.models.frame_rules import FrameRule
 from vidspec.models.fused_vision import fuse_vision_blocks
+from vidspec.models.generation_rules import read_bans
 from vidspec.models.memory_estimate import ClipMemory, clip_memory
 from vidspec.models.model_sizes import sizes_of
 from vidspec.models.preprocess import ProcessorConfig
@@ -72,8 +73,8 @@ class VideoLanguageModel:
     frame_rule: FrameRule | None = None
     #: Maximum seconds of sound; None for families without audio input.
     max_sound_s: float | None = None
-    #: One-line notice for users of this checkpoint.
-    note: str | None = None
+    #: Notices for users of this checkpoint, a line each.
+    notes: tuple[str, ...] = ()
     #: Precision of the stored codes its blocks kept; None if none.
     codes: Precision | None = None
     _vision_dtype: torch.dtype | None = None
@@ -100,6 +101,8 @@ class VideoLanguageModel:
         # Heads are padded to round numbers; only ids the tokenizer knows can be emitted.
         self.vocabulary = min(int(model.lm_head.weight.shape[0]), max(tokenizer.get_vocab().values()) + 1)
         self.known_ids = int(self.language.embed_tokens.weight.shape[0])
+        #: Tokens that the checkpoint bans; those that it bans everywhere have no share in the decoder's logits.
+        self.bans = read_bans(name, model.generation_config, self.eos, self.vocabulary)
         self.frame_rule = self.frame_rule_of(model.config, processor)
         self._processor = processor
         self.set_up(processor)
@@ -286,6 +289,8 @@ class VideoLanguageModel:
                 if not weight.untyped_storage().resizable():
                     weight.data = weight.data.clone()
         self._decoder = decoder_of(self.language, self.model.lm_head, kind, packed, wanted=wanted)
+        if self.bans.always:
+            self._decoder.suppressed = torch.tensor(self.bans.always, device=self.device)
         self._quantised.clear()
         lay_out_all(self.model, packed, [self.language, self.model.lm_head])
         if (kernels := load_block_kernels(self.device)) is not None:
@@ -349,10 +354,10 @@ class VideoLanguageModel:
         pieces = self.prompt_pieces(vision)
         ranges = iter([piece for piece in pieces if isinstance(piece, range)])
         middle = "".join(self.placeholder if isinstance(piece, range) else piece for piece in pieces)
-        ids = list(self.template.leading_ids)
+        ids = list[int]()
         rows = torch.empty(len(vision), dtype=torch.long)
         # Tokenized as one text: the tokens of a part may depend on the text before it.
-        for token in self.template.control_tokens.encode(before + middle + after + begun):
+        for token in self.template.encode(before + middle + after + begun):
             visual_range = next(ranges, None) if token == self.visual_id else None
             if visual_range is None:
                 ids.append(token)

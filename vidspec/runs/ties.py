@@ -69,7 +69,8 @@ def logit_gap(client: EngineClient, request: CaptionRequest, one: Sequence[int],
     for token in one[:first]:
         logits = engine.run([Rows(prefilled.span, [token])])[0].logits[-1]
     scores, history = logits.float(), make_history(generate, engine.model, prefix.token_ids)
-    size = float(scores.abs().max())
+    banned = torch.tensor(engine.model.bans.always, dtype=torch.long, device=scores.device)
+    size = float(scores.index_fill(0, banned, 0.0).abs().max())
     if history is not None:
         scores = history.changes_for_paths([one[:first]])(scores[None])[0]
     lower = min(float(scores[one[first]]), float(scores[other[first]]))

@@ -40,7 +40,7 @@ class Llava(VideoLanguageModel):
     chat_template: ClassVar[str] = VICUNA
 
     def set_up(self, processor: ProcessorConfig) -> None:
-        tokenizer, vision = self.tokenizer, self.model.config.vision_config
+        vision = self.model.config.vision_config
         self.rules = ImageRules.from_config(processor, vision.image_size)
         self.side = vision.image_size // vision.patch_size
         #: Tower rows of an image: patches and the class token.
@@ -49,9 +49,6 @@ class Llava(VideoLanguageModel):
         rendered = self.template.render([{"role": "user", "content": two}])
         #: Text of the template between two images.
         self.between = parts[1] if len(parts := rendered.split(self.placeholder)) == 3 else ""
-        begins = tokenizer.bos_token_id is not None and tokenizer.encode("?")[:1] == [tokenizer.bos_token_id]
-        if begins and not rendered.startswith(tokenizer.bos_token):
-            self.template.leading_ids = [tokenizer.bos_token_id]
 
     def prompt_pieces(self, vision: VisionOutput) -> list[str | range]:
         """Return the visual tokens of each frame, separated by :attr:`between`."""

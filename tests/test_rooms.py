@@ -87,7 +87,45 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 #: Lines of code that a room may have, without blanks, comments and docstrings: what it had when its bound was set, and
 #: two percent. A commit that raises one says what the lines buy, and what left.
-LINES: dict[str, int] = {}
+LINES = {
+    "__init__": 79,
+    "__main__": 8,
+    "_version": 4,
+    "acceptance": 387,
+    "aio": 109,
+    "baselines": 559,
+    "bench": 1387,
+    "bounds": 17,
+    "captioner": 136,
+    "channel": 154,
+    "cli": 3311,
+    "config": 1860,
+    "decoding": 3984,
+    "display": 2040,
+    "draft_length": 806,
+    "drafting": 1740,
+    "embedded": 75,
+    "engine": 5379,
+    "errors": 121,
+    "escaping": 46,
+    "events": 750,
+    "files": 165,
+    "garbage": 64,
+    "limited": 84,
+    "lossy": 24,
+    "memory": 49,
+    "models": 6865,
+    "process": 230,
+    "pruning": 566,
+    "registry": 145,
+    "runner": 39,
+    "runs": 7398,
+    "schedule": 23,
+    "serve": 1249,
+    "signals": 134,
+    "user_cache": 23,
+    "video": 2759,
+}
 #: Tokens that make no line one of code.
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
@@ -108,9 +146,9 @@ def test_no_room_grows_unseen():
         found[room(path)] += code_lines(path)
     assert set(LINES) == set(found)
     over = {name: f"{count}, at most {LINES[name]}" for name, count in found.items() if count > LINES[name]}
-    assert not over, "raise it and say what the lines buy"
+    assert not over, f"{over}: raise it and say what the lines buy"
     loose = {name for name, count in found.items() if LINES[name] > 1.1 * count + 10}
-    assert not loose, "these shrank: lower their bounds"
+    assert not loose, f"{loose} shrank: lower their bounds"
 
 
 def test_lines_of_code_are_counted(tmp_path):

@@ -85,7 +85,7 @@ def test_the_commands_work(folder, blocks, capsys, monkeypatch):
         rows = list(csv.DictReader(file))
     assert [row["method"] for row in rows] == [
         "ar",
-        "sd-attention",
+        "sd-attention-chain",
         "inner.yaml",
         "inner.yaml+prune.options.border=0",
     ]

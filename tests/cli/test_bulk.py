@@ -195,7 +195,7 @@ def test_tables_hold_the_text_before_a_rewrite_and_the_summary(vidspec):
     assert (last["caption"], last["original"], last["summary"]) == (SHORT, TEXT, SHORT)
     assert vidspec(*command, "-o", "all.jsonl").code == 0
     assert vidspec("merge", "all.jsonl", "-o", "merged.csv").code == 0
-    assert "--output m.parquet: merge writes text" in vidspec("merge", "all.jsonl", "-o", "m.parquet").err
+    assert "--format parquet: needs a file" in vidspec("merge", "all.jsonl", "--format", "parquet").err
     assert Path("merged.csv").read_bytes() == Path("all.csv").read_bytes()
     assert vidspec("caption", "good.mp4", "-o", "plain.csv").code == 0
     assert "original" not in Path("plain.csv").read_text()

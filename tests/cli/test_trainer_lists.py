@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_captioner import TEXT
+from tests.fake_captioner import TEXT, FakeCaptioner
 from tests.runs.shards import tar_of
 from vidspec.embedded.samples import shipped
 
@@ -104,3 +104,73 @@ def test_the_built_in_models_write_a_hugging_face_folder(real, vidspec, tmp_path
     found = rows("clips/metadata.jsonl")
     assert [row["file_name"] for row in found] == ["0.mp4", "1.mp4"]
     assert all(set(row) == {"file_name", "caption"} and row["caption"] for row in found)
+
+
+@pytest.fixture
+def reviewed(vidspec):
+    """A captioned folder with an edited caption, one by hand, and one as the run wrote it."""
+    Path("k").mkdir()
+    for name in "abc":
+        Path(f"k/{name}.mp4").write_bytes(b"x")
+    Path("k/b.txt").write_text("by hand\n")
+    assert vidspec("caption", "k", "--format", "txt").code == 0
+    Path("k/a.txt").write_text("edited by eye\n")
+    return {"k/a.mp4": "edited by eye", "k/b.mp4": "by hand", "k/c.mp4": CAPTION}
+
+
+@pytest.mark.parametrize("place", ["k", "k/.vidspec.jsonl", "{cwd}/k"])
+def test_a_list_of_a_folder_has_the_captions_that_hold_now(vidspec, reviewed, place):
+    """Edited ones and those by hand, without a model; and again after another edit."""
+    FakeCaptioner.made.clear()
+    place = place.format(cwd=os.getcwd())
+    for text in ("edited by eye", "edited again"):
+        Path("k/a.txt").write_text(text)
+        ran = vidspec("merge", place, "--format", "musubi", "-o", "list.jsonl")
+        assert (ran.code, ran.err) == (0, "3 records, 0 failed\n")
+        found = {os.path.relpath(row["video_path"]): row["caption"] for row in rows("list.jsonl")}
+        assert found == reviewed | {"k/a.mp4": text}
+    assert not FakeCaptioner.made and not list(Path().rglob("*~"))
+
+
+def test_several_formats_at_once(vidspec, reviewed):
+    pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    forms = ("ltx", "diffsynth", "huggingface", "kohya", "csv", "parquet", "jsonl")
+    ran = vidspec("merge", "k", "--format", ",".join(forms), "-o", "k")
+    assert ran.code == 0
+    names = {"ltx": "captions.ltx", "diffsynth": "captions.diffsynth", "jsonl": "captions.jsonl"}
+    for form, (path, text) in (
+        ("ltx", ("video", "caption")),
+        ("diffsynth", ("video", "prompt")),
+        ("jsonl", ("path", "caption")),
+    ):
+        file = f"k/{names[form]}.jsonl"
+        found = {f"k/{os.path.basename(row[path])}": " ".join(row[text].split()) for row in rows(file)}
+        assert found == reviewed
+    assert {row["file_name"] for row in rows("k/metadata.jsonl")} == {"a.mp4", "b.mp4", "c.mp4"}
+    table = parquet.read_table("k/captions.parquet")
+    assert table["path"].to_pylist() == [*reviewed] and table["caption"].to_pylist()[:2] == ["edited by eye", "by hand"]
+    assert Path("k/captions.csv").read_text().count("by hand") == 1
+    assert json.loads(Path("k/captions.json").read_text())["k/b.mp4"] == {"caption": "by hand"}
+    assert vidspec("merge", "k", "--format", ",".join(forms), "-o", "k").code == 0, "and again into the same folder"
+
+
+def test_a_list_that_was_edited_is_left_alone(vidspec, reviewed):
+    assert vidspec("merge", "k", "--format", "ltx", "-o", "list.jsonl").code == 0
+    Path("list.jsonl").write_text("mine\n")
+    ran = vidspec("merge", "k", "--format", "ltx", "-o", "list.jsonl")
+    assert ran.code == 2 and "list.jsonl: was edited since a run wrote it" in ran.err
+    assert Path("list.jsonl").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--format", "ltx,csv"), "--format ltx,csv: standard output takes one format (name a file with -o FILE)"),
+        (("--format", "parquet"), "--format parquet: needs a file (-o FILE.parquet)"),
+    ],
+)
+def test_formats_that_standard_output_does_not_take(vidspec, reviewed, args, message):
+    ran = vidspec("merge", "k", *args)
+    assert (ran.code, ran.err) == (2, f"error: {message}\n")

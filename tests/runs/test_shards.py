@@ -7,8 +7,9 @@ import pytest
 from vidspec.errors import UsageError
 from vidspec.runs.formats.base import make_format
 from vidspec.runs.job import Job
-from vidspec.runs.merge import merge_records, render_records
+from vidspec.runs.merge import render_records
 from vidspec.runs.shards import JobArray, Shard, array_shard, array_task, parse_shard
+from vidspec.runs.store.places import read_captions
 from vidspec.runs.store.records import LEAN_KEYS, lean_record
 
 ENTRIES = [Job(f"d/{number}.mp4", root="d") for number in range(200)]
@@ -79,6 +80,10 @@ def test_files_of_shards():
     assert str(Shard(2, 8).fill_name("x/{shard}.jsonl")) == "x/2-of-8.jsonl"
 
 
+def merged(paths, **how):
+    return read_captions(paths, **how).records
+
+
 def write(path, records):
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
@@ -87,19 +92,19 @@ def write(path, records):
 def test_merge_takes_each_clip_once_and_captions_before_failures(tmp_path, recorded):
     a = write(tmp_path / "a", [recorded("b.mp4"), recorded("c.mp4", error="x"), recorded("a.mp4", error="x")])
     b = write(tmp_path / "b", [recorded("c.mp4"), recorded("b.mp4", error="x"), recorded("a.mp4", error="y")])
-    found = merge_records([a, b])
+    found = merged([a, b])
     assert [(one["path"], one["error"] is None) for one in found] == [
         ("a.mp4", False),
         ("b.mp4", True),
         ("c.mp4", True),
     ]
     assert "y" in found[0]["error"]["message"]
-    assert (found.duplicates, found.failed) == (3, 1)
+    assert (found.captions.duplicates, found.failed) == (3, 1)
 
 
 def test_of_two_captions_the_last_is_taken(tmp_path, recorded):
     a, b = (write(tmp_path / name, [recorded("a.mp4", changes={"caption": name})]) for name in ("old", "new"))
-    assert [one["caption"] for one in merge_records([a, b])] == ["new"]
+    assert [one["caption"] for one in merged([a, b])] == ["new"]
 
 
 def test_a_list_has_one_caption_of_each_clip(tmp_path, recorded):
@@ -110,27 +115,27 @@ def test_a_list_has_one_caption_of_each_clip(tmp_path, recorded):
 
     old = [under("old", recorded(path)) for path in ("a.mp4", "b.mp4")]
     new = [under("new", recorded("a.mp4")), under("new", recorded("b.mp4", error="x"))]
-    found = merge_records([write(tmp_path / "old", old), write(tmp_path / "new", new)], one_each=True)
+    found = merged([write(tmp_path / "old", old), write(tmp_path / "new", new)], one_each=True)
     assert [(one["path"], one["job"]["settings"]) for one in found] == [("a.mp4", "new"), ("b.mp4", "old")]
 
 
 def test_merge_does_not_depend_on_the_order_of_shards(tmp_path, recorded):
     a, b = (write(tmp_path / name, [recorded(f"{name}{number}.mp4") for number in range(3)]) for name in "ab")
-    assert [*merge_records([a, b])] == [*merge_records([b, a])]
+    assert [*merged([a, b])] == [*merged([b, a])]
 
 
 def test_merge_leaves_torn_lines_out_and_refuses_others(tmp_path, recorded):
     path = write(tmp_path / "a", [recorded("a.mp4")])
     with path.open("a") as file:
         file.write('{"path": "b.m')
-    found = merge_records([path])
-    assert len(found) == 1 and found.torn == 1
+    found = merged([path])
+    assert len(found) == 1 and found.captions.torn == 1
     other = tmp_path / "b"
     other.write_text("hello\n")
     with pytest.raises(UsageError, match="b, line 1: is not a record of vidspec"):
-        merge_records([other])
+        merged([other])
     with pytest.raises(UsageError, match="cannot be read"):
-        merge_records([tmp_path / "absent"])
+        merged([tmp_path / "absent"])
 
 
 @pytest.mark.parametrize(
@@ -143,7 +148,7 @@ def test_a_record_with_an_odd_job_is_one_line(tmp_path, recorded, job):
     with pytest.raises(
         UsageError, match=r"a record's job|a record has no|the record of a\.mp4|is not a record"
     ) as caught:
-        merge_records([write(tmp_path / "a", [record])])
+        merged([write(tmp_path / "a", [record])])
     assert "\n" not in str(caught.value)
 
 
@@ -154,23 +159,22 @@ def test_segments_are_put_in_order_and_make_a_clip_cut(tmp_path, recorded):
         recorded(error="cannot be cut"),
         recorded(segment=0, start=0.0, end=5.0, **part),
     ]
-    found = merge_records([write(tmp_path / "a", [lean_record(record) for record in records])])
+    found = merged([write(tmp_path / "a", [lean_record(record) for record in records])])
     assert [record["start"] for record in found] == [0.0, 5.0]
     assert rendered(found, "srt").count("-->") == 2
 
 
 def rendered(records, form):
-    measured = all("timings" in record for record in records)
-    return b"".join(render_records(records, make_format(form, several=True), measured=measured)).decode()
+    return b"".join(render_records(records, make_format(form, several=True))).decode()
 
 
 def test_rendered(tmp_path, recorded):
-    full = merge_records([write(tmp_path / "a", [recorded("a.mp4"), recorded("b.mp4")])])
+    full = merged([write(tmp_path / "a", [recorded("a.mp4"), recorded("b.mp4")])])
     assert [tuple(json.loads(line)) for line in rendered(full, "jsonl").splitlines()] == [LEAN_KEYS] * 2
     assert rendered(full, "csv").startswith("path,") and rendered(full, "text").startswith("a.mp4\t")
     assert json.loads(rendered(full, "json").splitlines()[0])["timings"]
     with pytest.raises(UsageError, match="hold no measurements"):
-        rendered([lean_record(one) for one in full], "json")
+        rendered(merged([write(tmp_path / "lean", [lean_record(one) for one in full])]), "json")
     with pytest.raises(UsageError, match="a file each"):
         rendered(full, "srt")
 
@@ -179,14 +183,14 @@ def test_lines_of_an_earlier_version_keep_what_they_say(recorded, tmp_path):
     one = lean_record(recorded(entry=Job("a.mp4", prompt="Why?"), start=1.0, end=2.0))
     old = {key: value for key, value in one.items() if key not in ("id", "columns", "ended", "demo")}
     (tmp_path / "old.jsonl").write_text(json.dumps(old) + "\n")
-    (line,) = rendered(merge_records([tmp_path / "old.jsonl"]), "jsonl").splitlines()
+    (line,) = rendered(merged([tmp_path / "old.jsonl"]), "jsonl").splitlines()
     assert {key: json.loads(line)[key] for key in old} == old and json.loads(line)["ended"] is None
 
 
 def test_records_are_read_when_they_are_needed(tmp_path, recorded):
     """Merging keeps the place of each record; a file that changes meanwhile is an error."""
     path = write(tmp_path / "a", [recorded(f"{number}.mp4") for number in range(30)])
-    found = merge_records([path])
+    found = merged([path])
     assert len(found) == 30 and found[3]["path"] == sorted(f"{number}.mp4" for number in range(30))[3]
     assert [one["path"] for one in found[:2]] == ["0.mp4", "1.mp4"]
     path.write_text("x" * path.stat().st_size)
@@ -201,10 +205,10 @@ def test_parts_are_merged(tmp_path, recorded):
         form = make_format(name)
         file = tmp_path / f"s{form.suffix}"
         file.write_bytes(form.content(records))
-        assert [one["caption"] for one in merge_records([file])] == [one["caption"] for one in records]
+        assert [one["caption"] for one in merged([file])] == [one["caption"] for one in records]
     (tmp_path / "other.tar").write_bytes(b"x")
     with pytest.raises(UsageError, match="holds no records of vidspec"):
-        merge_records([tmp_path / "other.tar"])
+        merged([tmp_path / "other.tar"])
 
 
 @pytest.mark.full
@@ -235,4 +239,4 @@ def test_odd_records_are_one_line(tmp_path, recorded, change):
     record = {**record, **{key: value for key, value in change.items() if key not in job}}
     path = write(tmp_path / "a", [{**record, "job": {**record["job"], **job}}])
     with pytest.raises(UsageError):
-        b"".join(render_records(merge_records([path]), make_format("csv")))
+        b"".join(render_records(merged([path]), make_format("csv")))

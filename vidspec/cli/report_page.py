@@ -14,7 +14,7 @@ from vidspec.errors import UsageError
 from vidspec.events.tally import counted
 
 if TYPE_CHECKING:
-    from vidspec.runs.merge import MergedRecords
+    from vidspec.runs.store.caption_set import HeldRecords
 
 __all__ = ["records_of", "report"]
 
@@ -59,26 +59,12 @@ def report(
     return 0
 
 
-def records_of(sources: Sequence[Path]) -> MergedRecords:
-    """Return all records, each captioning once: the journal's, but from a clip's own file if that was edited.
+def records_of(sources: Sequence[Path]) -> HeldRecords:
+    """Return all records, each captioning once, with the captions that hold now.
 
     Raises:
         UsageError: a named file is not one of records.
     """
-    from vidspec.runs.merge import is_part, merge_records, read_document
-    from vidspec.runs.store.file_states import KnownFiles
+    from vidspec.runs.store.places import read_captions
 
-    known = KnownFiles()
-    files: list[Path] = []
-    edited: list[Path] = []
-    lines: list[Path] = []
-    for source in sources:
-        if not source.is_dir():
-            lines.append(source)
-            continue
-        for one in sorted(source.rglob("*.json")):
-            if read_document(one) is not None:
-                (edited if known.state(one) == "edited" else files).append(one)
-        files += (one for suffix in ("parquet", "tar") for one in sorted(source.rglob(f"*.{suffix}")) if is_part(one))
-        lines += sorted(source.rglob("*.jsonl"))
-    return merge_records([*files, *lines, *edited])
+    return read_captions(sources).records

@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import count, takewhile
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,18 +20,18 @@ from vidspec.events.record import RecordDict
 from vidspec.events.tally import counted
 from vidspec.runs.clip_files import ClipFiles
 from vidspec.runs.containers import ShardFiles
-from vidspec.runs.formats.base import flat_record, make_format, segment_of
+from vidspec.runs.formats.base import flat_record, segment_of
 from vidspec.runs.job import Job, JobConfig
 from vidspec.runs.reader import ClipReader
 from vidspec.runs.renderers import ONE_CLIP, PendingFile, make_folder
-from vidspec.runs.store.file_states import FileMark
 from vidspec.runs.store.journal import unwritable_error
+from vidspec.runs.store.segment_videos import SegmentVideos, segment_bounds
 from vidspec.runs.store.sidecars import SegmentNames, SidecarNames
 
 if TYPE_CHECKING:
     from vidspec.video.cutting import CutKind
 
-__all__ = ["SegmentFiles", "SegmentVideos"]
+__all__ = ["SegmentFiles"]
 
 
 class _WrittenVideo(NamedTuple):
@@ -143,7 +143,7 @@ class SegmentFiles(ClipFiles):
         records = self._records(job, settings)
         if not records or records[0]["caption"] is None:
             return None
-        bounds = _bounds(records[0])
+        bounds = segment_bounds(records[0])
         mark = self.store.journals.of(job).index.marks.latest(video)
         if mark is not None and mark.settings == bounds and video.exists():
             super()._write(job, settings, captions)
@@ -194,8 +194,7 @@ class SegmentFiles(ClipFiles):
 
     def listed(self, records: Iterable[RecordDict]) -> Iterator[RecordDict]:
         """Yield the segments whose videos are there, as clips of their own."""
-        folder = Path(self._segment_names.folder or ".")
-        videos = SegmentVideos((folder, mark) for mark in self.store.journals.of().index.marks)
+        videos = SegmentVideos([self.store.journals.of()])
         for record in records:
             if segment_of(record) is not None and (clip := videos.clip(record)) is not None:
                 yield clip
@@ -221,38 +220,6 @@ class SegmentFiles(ClipFiles):
             yield f"{counted(copied + encoded, 'segment')} written to {self._segment_names.folder}: {how}"
 
 
-class SegmentVideos:
-    """Videos of segments, by film and bounds.
-
-    Args:
-        marks: of the journals of their runs, each with the journal's folder.
-    """
-
-    def __init__(self, marks: Iterable[tuple[Path, FileMark]]) -> None:
-        self._names = SegmentNames(make_format("txt"), None, None, "")
-        self._films: set[str] = set()
-        self._videos: dict[str, list[Path]] = {}
-        latest: dict[Path, str] = {}
-        for folder, mark in marks:
-            latest[folder / mark.file] = bounds = mark.settings or ""
-            self._films.add(_film(bounds))
-        for video, bounds in latest.items():
-            self._videos.setdefault(bounds, []).append(video)
-
-    def was_cut(self, record: RecordDict) -> bool:
-        """Return True if a record is about a segment of a film of which videos were written."""
-        return segment_of(record) is not None and _film(_bounds(record)) in self._films
-
-    def clip(self, record: RecordDict) -> RecordDict | None:
-        """Return the record of a segment as that of its video; None if there is none."""
-        name = self._names.video(Job(path=record["path"], segment=segment_of(record))).name
-        found = [one for one in self._videos.get(_bounds(record), ()) if one.name == name and one.exists()]
-        folder = os.path.dirname(os.path.abspath(record["path"]))
-        if not found:
-            return None
-        return {**record, "path": str(max(found, key=lambda one: _shared_end(one.parent, folder)))}  # copies of a film
-
-
 def _remove(part: Path) -> None:
     with suppress(OSError):
         part.unlink(missing_ok=True)
@@ -265,21 +232,3 @@ def _segment_of(job: Job, record: RecordDict) -> Job | None:
         return None
     start, end, segments = (about[key] for key in ("start", "end", "segments"))
     return replace(job, start=start, end=end, segment=number, segments=segments, planned=job.planned_job)
-
-
-def _shared_end(folder: Path, other: str) -> int:
-    """Return how many folders at the end of two paths have the same names."""
-    pairs = zip(reversed(folder.parts), reversed(Path(other).parts), strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
-def _bounds(record: RecordDict) -> str:
-    """Return what a segment's video depends on: the film and the place in it."""
-    about = flat_record(record)
-    content = about.get("sha256") or f"{about.get('size')} {about.get('mtime_ns')}"
-    return f"{content} {about.get('start'):g}-{about.get('end'):g}"
-
-
-def _film(bounds: str) -> str:
-    """Return the part of :func:`_bounds` that stands for the film."""
-    return bounds.rpartition(" ")[0]

@@ -37,8 +37,13 @@ __all__ = [
 ]
 
 
-#: Types of the keys of a record's ``job`` that place it among others; None is allowed.
-_JOB_TYPES = {"size": int, "mtime_ns": int, "sha256": str, "segment": int, "segments": int, "existing": str}
+#: Types of the keys that place a record among others.
+_TYPES = {
+    **dict.fromkeys(("path", "clip", "settings"), str),
+    **dict.fromkeys(("start", "end"), int | float | None),
+    **dict.fromkeys(("size", "mtime_ns", "segment", "segments"), int | None),
+    **dict.fromkeys(("sha256", "existing"), str | None),
+}
 
 
 class Journal:
@@ -357,10 +362,12 @@ def parse_record(line: bytes) -> RecordDict | None:
     if not isinstance(value, dict):
         return None
     job = value.get("job")
-    if not isinstance(job, dict) or not all(isinstance(job.get(key), str) for key in ("clip", "settings")):
+    job = value.get("job")
+    if not (isinstance(job, dict) and isinstance(value.get("path"), str)):
         return None
-    known = (job[key] is None or isinstance(job[key], kind) for key, kind in _JOB_TYPES.items() if key in job)
-    return value if all(known) else None
+    flat = {"clip": None, "settings": None, **value, **job}
+    kinds = _TYPES.items()
+    return value if all(isinstance(flat[key], kind) for key, kind in kinds if key in flat) else None
 
 
 def lock_file(path: Path, shown: Path) -> FileLock:

@@ -1,12 +1,14 @@
 """Index of a journal in memory: which of its lines count. Opens no file.
 
-A later record of a clip under the same settings replaces an earlier one, and segments those of another division.
+A later record of a clip under the same settings replaces an earlier one, and segments those of another division; but a
+failure replaces no caption of the same content.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from vidspec.events.record import RecordDict
@@ -22,7 +24,8 @@ __all__ = ["JournalEntry", "JournalIndex", "is_in_place"]
 class JournalEntry(NamedTuple):
     """Index entry of a record in a journal: its place in the file (bytes) and its identity.
 
-    ``segment`` and ``segments`` are None for a whole clip; ``failed`` is True for an error record.
+    ``segment`` and ``segments`` are None for a whole clip; ``failed`` is True for an error record. ``start`` and
+    ``end`` are seconds, from 0 to infinity where the record has none.
     """
 
     journal: Journal
@@ -34,6 +37,9 @@ class JournalEntry(NamedTuple):
     segments: int | None = None
     content: FileContent = FileContent(None, None)
     failed: bool = True
+    path: str = ""
+    start: float = 0.0
+    end: float = inf
 
     def record(self) -> RecordDict:
         """Read the record.
@@ -63,16 +69,30 @@ class JournalIndex:
         """Add the record in a line; it replaces those that it supersedes."""
         job = record["job"]
         content = FileContent(job.get("size"), job.get("mtime_ns"), job.get("sha256"))
-        part = job.get("segment"), job.get("segments")
-        failed = record.get("error") is not None
-        entry = JournalEntry(journal, offset, length, job["clip"], job["settings"], *part, content, failed)
+        failed, flat = record.get("error") is not None, {**record, **job}
+        entry = JournalEntry(
+            journal,
+            offset,
+            length,
+            job["clip"],
+            job["settings"],
+            job.get("segment"),
+            job.get("segments"),
+            content,
+            failed,
+            str(flat.get("path", "")),
+            flat.get("start") or 0.0,
+            inf if flat.get("end") is None else flat["end"],
+        )
         parts = self._parts.setdefault(entry.clip, {}).setdefault(entry.settings, {})
+        self.entries.append(entry)
+        if failed and any(_is_better(old, entry) for old in parts.values()):
+            return
         for key in [key for key, old in parts.items() if not _coexist(old, entry)]:
             del parts[key]
         parts[entry.segment] = entry
         if "existing" in job:
             self.existing[entry.clip] = job["existing"]
-        self.entries.append(entry)
 
     def parts(self, clip: str, settings: str) -> Mapping[int | None, JournalEntry]:
         """Return the records of a clip under these settings, by segment (None for the whole clip)."""
@@ -117,6 +137,11 @@ def is_in_place(lines: Sequence[JournalEntry | FileMark], size: int) -> bool:
     """Return True if these lines are all of a file of ``size`` bytes, in this order."""
     ascending = all(item.offset < following.offset for item, following in pairwise(lines))
     return ascending and sum(item.length for item in lines) == size
+
+
+def _is_better(old: JournalEntry, failed: JournalEntry) -> bool:
+    """Return True if a caption stands although captioning failed later: of the same content, and of the same part."""
+    return not old.failed and old.content.same(failed.content) and failed.segment in (None, old.segment)
 
 
 def _coexist(old: JournalEntry, new: JournalEntry) -> bool:

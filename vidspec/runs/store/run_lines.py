@@ -69,6 +69,7 @@ class RunLines:
         self.file = file
         self._lines: dict[str, RunLine] = {}
         self._origins: dict[str, str] = {}  # settings by digest of the description
+        self._read: dict[str, CaptionRun | None] = {}  # by settings of their lines
 
     @classmethod
     def read(cls, file: Path) -> RunLines:
@@ -121,13 +122,17 @@ class RunLines:
 
     def of(self, settings: str) -> CaptionRun | None:
         """Return how captions with these settings were made; None if that is not known."""
-        described = self._lines.get(settings)
-        described = None if described is None else self._lines.get(described.origin)
-        if described is None:
+        line = self._lines.get(settings)
+        if line is None or line.origin not in self._lines:
             return None
+        if line.origin not in self._read:
+            self._read[line.origin] = self._description(self._lines[line.origin])
+        return self._read[line.origin]
+
+    def _description(self, line: RunLine) -> CaptionRun | None:
         with suppress(OSError, ValueError, RecursionError), self.file.open("rb") as file:
-            file.seek(described.offset)
-            return _parsed(json.loads(file.read(described.length)))
+            file.seek(line.offset)
+            return _parsed(json.loads(file.read(line.length)))
         return None
 
     def used(self, settings: Collection[str]) -> Iterator[RunLine]:

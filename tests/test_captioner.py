@@ -374,6 +374,16 @@ def test_sampling_is_repeated_by_its_seed(captioner, record):
     assert sampled(1).lossless is True
 
 
+def test_the_seed_minus_one_is_another_for_each_text_and_is_named(captioner):
+    def sampled(seed):
+        settings = {"generate.temperature": 1.5, "generate.seed": seed}
+        return other(captioner, settings).caption(CLIP)
+
+    first, second = sampled(-1), sampled(-1)
+    assert first.seed != second.seed and first.token_ids != second.token_ids
+    assert sampled(first.seed).token_ids == first.token_ids
+
+
 def test_captions_and_events_can_be_pickled(events):
     for event, again in zip(events, pickle.loads(pickle.dumps(events)), strict=True):
         assert again == event

@@ -17,11 +17,12 @@ __all__ = [
     "HALF_CHARACTER",
     "VALUE",
     "cell",
-    "cue",
     "escape_text",
     "json_text",
     "mark_value",
     "one_line",
+    "srt_cue",
+    "vtt_cue",
     "without_marks",
 ]
 
@@ -78,9 +79,21 @@ def cell(text: str, *, lines: bool = True) -> str:
     return guard + (escape_text(text) if lines else one_line(text))
 
 
-def cue(text: str) -> str:
-    """Escape a line of SRT or VTT, where players interpret ``<``, ``&`` and ``-->``."""
+#: Places within tags, codes and arrows of SubRip.
+_SRT_CODES = re.compile(r"(?<=<)(?=[a-zA-Z/])|(?<=\{)(?=[\\a-zA-Z])|(?<=--)(?=>)")
+
+
+def vtt_cue(text: str) -> str:
+    """Escape a line of WebVTT, where players interpret ``<``, ``&`` and ``-->``."""
     return html.escape(one_line(text), quote=False)
+
+
+def srt_cue(text: str) -> str:
+    """Escape a line of SubRip, which has no entities: a word joiner, which has no width, parts what players interpret.
+
+    That is tags (``<i>``, ``</font>``), override codes (``{\\an8}``, ``{y:i}``) and ``-->``.
+    """
+    return _SRT_CODES.sub("\u2060", one_line(text))
 
 
 def mark_value(text: str) -> str:

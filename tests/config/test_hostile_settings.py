@@ -105,7 +105,7 @@ INTEGERS = {
     "lossy.layer": (1, LAYERS),
     "lossy.cluster": (1, MANY),
     "generate.max_new_tokens": (1, MANY),
-    "generate.seed": (0, SEED),
+    "generate.seed": (-1, SEED),
     "generate.top_k": (0, MANY),
     "generate.no_repeat_ngram": (0, MANY),
 }

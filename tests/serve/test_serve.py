@@ -107,6 +107,7 @@ FIELDS = [
         {"temperature": 1.1, "top_p": 0.8, "top_k": 20, "seed": 7},
         {"temperature": 1.1, "top_p": 0.8, "top_k": 20, "seed": 7},
     ),
+    ({"temperature": 0.0, "seed": -1}, {"temperature": 0.0, "seed": -1}),
     ({"repetition_penalty": 1.4, "presence_penalty": 0.5}, {"repetition_penalty": 1.4, "presence_penalty": 0.5}),
     ({"stop": " circle"}, {"stop": [" circle"]}),
     ({"top_k": -1, "n": 1, "logprobs": False, "tools": []}, {}),

@@ -165,9 +165,9 @@ class Profile(Section):
         a draft, and if the draft tokens are greedy (:attr:`samples_drafts`). A sampled chain is verified by rejection
         sampling, which takes other draws for the same distribution.
         """
-        if self.generate.temperature == 0 or self.drafter is None:
+        if self.generate.temperature == 0:
             return True
-        return not self.samples_drafts and self.rule.lossless
+        return self.generate.seed >= 0 and not self.samples_drafts and (self.drafter is None or self.rule.lossless)
 
     @property
     def samples_drafts(self) -> bool:

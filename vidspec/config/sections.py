@@ -279,7 +279,7 @@ class GenerateSection(Section):
     no_repeat_ngram: Annotated[
         int, key("Never repeat N tokens in a row; 0: no limit", ge=0, le=MANY), Flag(metavar="N")
     ] = 0
-    seed: Annotated[int, key("Seed for sampling", ge=0, le=SEED), Flag()] = 0
+    seed: Annotated[int, key("Seed for sampling; -1: another for each text", ge=-1, le=SEED), Flag()] = 0
     json_schema: Annotated[
         str | None,
         key("Answer with JSON that follows this JSON Schema: a file, or the schema itself"),

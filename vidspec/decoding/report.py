@@ -60,7 +60,7 @@ def report(sequence: Sequence, models: ModelsRecord) -> Caption:
         lossless=setup.profile.lossless,
         demo=ships(setup.target.model.source),
         profile=setup.profile.name,
-        seed=sequence.seed,
+        seed=sequence.seed if sequence.drawn_seed is None else sequence.drawn_seed + sequence.job.attempt,
         models=models,
         video=_video(sequence.job.frames),
         counters=cast(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -118,7 +119,12 @@ class Sequence(LoopClient):
     @cached_property
     def seed(self) -> int:
         """Seed of the clip's random numbers."""
-        return self.job.seed(self.setup.profile.generate.seed)
+        return self.job.seed(self.drawn_seed or self.setup.profile.generate.seed)
+
+    @cached_property
+    def drawn_seed(self) -> int | None:
+        """Seed drawn for this text, if the profile's is -1; as ``generate.seed`` it gives the text again."""
+        return 1 + secrets.randbelow(2**48 - 1) if self.setup.profile.generate.seed < 0 else None
 
     @property
     def kind(self) -> str:

@@ -250,7 +250,8 @@ class Caption:
         lossless: True if the method guarantees the target's own output, False for lossy rules, None if the clip failed.
         demo: True if the built-in models, which know drawn shapes only, wrote it; None if the clip failed.
         profile: the name of the acceleration profile.
-        seed: of the clip's random numbers, derived from the run's seed and the clip; None if the clip failed.
+        seed: of the clip's random numbers, derived from the run's seed and the clip; for the run's seed -1 the drawn
+            one, which as ``generate.seed`` gives the text again; None if the clip failed.
         models, video, counters, lengths, speed, schedule: see their types; empty if unknown.
         timings: seconds by kind of work, plus ``time_to_first_token, draft_reading, decode, end_to_end``.
         kept_per_frame: visual tokens of each frame that the draft saw; empty without a draft.

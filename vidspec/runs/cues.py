@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable
 from itertools import accumulate
 
-from vidspec.escaping import cue
 from vidspec.events.record import RecordDict
 from vidspec.runs.formats.base import one_line_caption, time_range
 from vidspec.runs.timed_events import timed_events
@@ -43,6 +43,6 @@ def _split(start_s: float, end_s: float, text: str) -> list[tuple[int, int, str]
     return list(zip([start, *ends], ends, parts, strict=False))
 
 
-def escape_cue(text: str) -> str:
-    """Escape the lines of a cue of :func:`subtitle_cues`, after wrapping."""
-    return "\n".join(cue(one) for one in text.split("\n"))
+def escape_cue(text: str, escape: Callable[[str], str]) -> str:
+    """Escape each line of a cue of :func:`subtitle_cues`, after wrapping."""
+    return "\n".join(map(escape, text.split("\n")))

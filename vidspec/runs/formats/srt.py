@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
+from vidspec.escaping import srt_cue
 from vidspec.events.record import RecordDict
 from vidspec.runs.cues import escape_cue, subtitle_cues
 from vidspec.runs.formats.base import ClipFormat, caption_mark, output_formats
@@ -22,7 +23,7 @@ class SubRipFormat(ClipFormat):
         import srt  # type: ignore[import-untyped]
 
         times = (
-            (timedelta(milliseconds=start), timedelta(milliseconds=end), escape_cue(text))
+            (timedelta(milliseconds=start), timedelta(milliseconds=end), escape_cue(text, srt_cue))
             for record in captioned
             for start, end, text in subtitle_cues(record, caption_mark(record))
         )

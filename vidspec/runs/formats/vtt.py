@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vidspec.escaping import vtt_cue
 from vidspec.events.record import RecordDict
 from vidspec.runs.cues import escape_cue, subtitle_cues
 from vidspec.runs.formats.base import ClipFormat, clock, output_formats
@@ -27,5 +28,5 @@ class WebVttFormat(ClipFormat):
         if any(record.get("demo") for record in captioned):
             file.header_comments.append(DEMO)
         for start, end, text in (one for record in captioned for one in subtitle_cues(record)):
-            file.captions.append(webvtt.Caption(clock(start / 1000), clock(end / 1000), escape_cue(text)))
+            file.captions.append(webvtt.Caption(clock(start / 1000), clock(end / 1000), escape_cue(text, vtt_cue)))
         return str(file.content) + "\n"

@@ -101,3 +101,11 @@ def test_a_pick_is_remembered_for_both_captions():
     assert same.identity == pair("A.", "B.").identity
     assert len({same.identity, pair("B.", "A.").identity, pair("A.", "C.").identity}) == 3
     assert pair("A.", "B.", start=1.5, end=2.0).label == {"path": told()["path"], "start": 1.5, "end": 2.0}
+
+
+def test_long_captions_that_loop_are_compared():
+    """Twenty thousand words, of which all pairs of places would take minutes."""
+    loop, other = "a red disc moves. " * 4000, "a red disc stops. " * 4000
+    left, right = side_by_side.differences("First, " + loop, "Then, " + other)
+    assert "".join(text for text, _ in left) == "First, " + loop and left[0] == ("First", True)
+    assert "".join(text for text, _ in right) == "Then, " + other and any(changed for _, changed in right)

@@ -30,6 +30,8 @@ __all__ = ["STATES", "CaptionPair", "Comparison", "compare_runs", "differences",
 #: Suffixes of clips that browsers play.
 PLAYED = frozenset((".mp4", ".m4v", ".mov", ".webm", ".mkv", ".ogv"))
 STATES = ("same words", "differs", "failed", "first only", "second only")
+#: Words of a text up to which matches may begin at its commonest words too.
+WORDS = 600
 #: A piece of a text, and True if the other text lacks it.
 DiffPiece = tuple[str, bool]
 
@@ -39,7 +41,8 @@ def differences(left: str, right: str) -> tuple[list[DiffPiece], list[DiffPiece]
     texts = [re.findall(r"\w+\s*|[^\w\s]\s*|\s+", text) for text in (left, right)]
     a, b = ([word.strip() for word in text] for text in texts)  # words keep their blanks, which are not compared
     found: tuple[list[DiffPiece], list[DiffPiece]] = ([], [])
-    for kind, *ends in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+    # Captions that loop have each word so often that all pairs of places would be compared.
+    for kind, *ends in SequenceMatcher(None, a, b, autojunk=max(len(a), len(b)) > WORDS).get_opcodes():
         for side, text, start, end in zip(found, texts, ends[::2], ends[1::2], strict=True):
             if end > start:
                 side.append(("".join(text[start:end]), kind != "equal"))

@@ -180,6 +180,20 @@ def test_what_is_no_schema(schema):
         json_grammar(schema)
 
 
+def test_a_schema_of_too_many_optional_properties_names_the_limit(tokenizer, monkeypatch, capfd):
+    """At first, and, where only a token of the text meets the limit, with the text; nothing else is printed."""
+    schema = json.dumps({"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(900)}})
+    limit = r"exceeds a limit of llguidance \(Current row has 3607 items; max is 2000\)"
+    with pytest.raises(ValueError, match=f"^it {limit}: list fewer optional properties$"):
+        json_grammar(schema)
+    with monkeypatch.context() as patched:
+        patched.setattr("vidspec.config.json_schema._problem", lambda grammar: None)
+        history = GrammarHistory(tokenizer, json_grammar(schema.replace("p1", "q1")))
+    with pytest.raises(GenerationError, match=f"^the schema of the answer {limit}") as caught:
+        history.add(tokenizer.tokenize_str('{"q1'))
+    assert caught.value.kind == "json" and capfd.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("forks", [True, False])
 def test_a_schema_that_takes_minutes_before_the_first_token_is_refused(monkeypatch, forks):
     """The limits of llguidance do not hold there, and the thread that runs the models would wait for it."""

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import socket
 import sys
 import tempfile
 import threading
@@ -24,7 +25,10 @@ from tests.tiers import full_but
 from vidspec import cli
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
+from vidspec.errors import VideoError
 from vidspec.models.request import DialogueTurn
+from vidspec.process import ChildEnded
+from vidspec.runs.reader import ClipReader
 from vidspec.serve.chat import ChatRequest
 from vidspec.serve.media import MediaReader
 from vidspec.video.base import Clip
@@ -405,6 +409,45 @@ def test_media_are_in_no_file_that_a_killed_server_would_leave(captioner, monkey
         whole, frames = ask(url, asked(GOOD)), ask(url, asked(*urls, kind="image_url"))
         assert whole.json()["choices"][0]["message"]["content"] == expected and frames.status_code == 200
     assert seen == [[], [], []] and len(os.listdir("/proc/self/fd")) <= descriptors
+
+
+def test_reading_ends_when_its_client_has_gone(captioner, monkeypatch):
+    """The only reader would be held, which the next request needs."""
+    begun, read = threading.Event(), ClipReader.read
+
+    def hold(reader, path, *args):
+        if begun.is_set():
+            return read(reader, path, *args)
+        child = reader._ready_child(path)
+        begun.set()
+        try:
+            return child.receive()  # nothing was sent, so only the end of the process ends this
+        except ChildEnded as ended:
+            raise reader._crash(path, ended) from None
+
+    monkeypatch.setattr(ClipReader, "read", hold)
+    with serving(captioner, readers=1) as (url, _):
+        body = json.dumps(asked(GOOD)).encode()
+        host, port = url.removeprefix("http://").split(":")
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            assert begun.wait(120)
+        assert ask(url, asked(GOOD, max_tokens=3)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [("crashed", 503), ("descriptors", 503), ("timeout", 504), ("damaged", 400)]
+)
+def test_a_reader_that_fails_is_not_the_clients_mistake(server, monkeypatch, kind, status):
+    def fail(reader, path, *_):
+        raise VideoError(f"{path}: failed", kind=kind)
+
+    monkeypatch.setattr(ClipReader, "read", fail)
+    answer = ask(server[0], asked(data_url(CLIPS[1]), mm_processor_kwargs={"num_frames": 3}))  # one that is not kept
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, kind)
+    assert answer.json()["error"]["message"] == "messages[0].content[0]: failed"
+    assert ("retry-after" in answer.headers) == (status == 503)
 
 
 def test_a_request_that_takes_too_long(captioner):

@@ -1,6 +1,7 @@
 """Small files that would take a machine's memory: refused before they are decoded, or made smaller on the way."""
 
 import dataclasses
+import io
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from fractions import Fraction
 import av
 import numpy as np
 import pytest
+from PIL import Image
 
 from vidspec import memory, video
 from vidspec.errors import GenerationError, UsageError, VideoError
@@ -189,6 +191,40 @@ def gif_of(path, size: int, count: int):
 def test_an_animation_that_would_take_minutes_is_refused_at_once(tmp_path):
     assert len(video.read(gif_of(tmp_path / "small.gif", 100, 20), frames=3)) == 3
     began = time.process_time()
-    with pytest.raises(VideoError, match=r"20,000 pictures of 8000x8000, more than 8\.6 billion pixels") as caught:
-        video.read(gif_of(tmp_path / "large.gif", 8000, 20_000), frames=3)
+    with pytest.raises(VideoError, match=r"10,000 pictures of 8000x8000, more than 8\.6 billion pixels") as caught:
+        video.read(gif_of(tmp_path / "large.gif", 8000, 10_000), frames=3)
     assert caught.value.kind == "unsupported" and time.process_time() - began < 5
+
+
+def animation_of(path, count):
+    """An animation of one pixel, of which all pictures but the first are written without an encoder."""
+    if path.suffix == ".gif":
+        return gif_of(path, 1, count)
+    if path.suffix == ".webp":
+        picture = io.BytesIO()
+        Image.new("RGB", (1, 1)).save(picture, "webp", lossless=True)
+        frame = bytes(12) + b"\x28\0\0\0" + picture.getvalue()[12:]
+        frame = b"ANMF" + len(frame).to_bytes(4, "little") + frame
+        parts = b"WEBPVP8X\x0a\0\0\0\x02" + bytes(9) + b"ANIM\x06\0\0\0" + bytes(6) + frame * count
+        path.write_bytes(b"RIFF" + len(parts).to_bytes(4, "little") + parts)
+        return path
+    pictures = io.BytesIO()
+    Image.new("L", (1, 1)).save(pictures, "png", save_all=True, append_images=[Image.new("L", (1, 1), 9)])
+    head, _, rest = pictures.getvalue().partition(b"\0\0\0\x1afcTL")
+    rest = b"\0\0\0\x1afcTL" + rest
+    again, end = rest.rpartition(b"\0\0\0\x1afcTL")[2], b"\0\0\0\0IEND\xaeB`\x82"
+    path.write_bytes(head + rest.removesuffix(end) + (b"\0\0\0\x1afcTL" + again.removesuffix(end)) * (count - 2) + end)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.gif", "a.webp", "a.apng"])
+def test_an_animation_of_more_pictures_than_anybody_captions_is_refused(tmp_path, monkeypatch, name):
+    """That of a GIF before a packet is read, since checking one takes a millisecond."""
+    assert len(video.read(animation_of(tmp_path / name, 20), frames=3)) == 3
+    monkeypatch.setattr("vidspec.video.payload.MAX_ANIMATED_PICTURES", 30)
+    monkeypatch.setattr("vidspec.video.probing.MAX_ANIMATED_PICTURES", 30)
+    if name == "a.gif":
+        monkeypatch.setattr("vidspec.video.probing.read_packets", lambda *_: pytest.fail("a packet is read"))
+    with pytest.raises(VideoError, match=r"is an animation of more than 30 pictures") as caught:
+        video.read(animation_of(tmp_path / name, 31), frames=3)
+    assert caught.value.kind == "unsupported" and "ffmpeg -i IN OUT.mp4" in caught.value.hint

@@ -46,26 +46,34 @@ def json_grammar(schema: str) -> str:
     grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITESPACE})
     if problem := LLMatcher.validate_grammar(grammar):
         raise ValueError(problem.splitlines()[0])
-    if not _can_begin(grammar):
-        raise ValueError("it takes too much time or memory to follow")
+    if exceeded := _problem(grammar):
+        raise ValueError(exceeded)
     return grammar
 
 
-def _can_begin(grammar: str) -> bool:
-    """Return True if the mask of the first token can be computed within :data:`LIMITS`.
+def _problem(grammar: str) -> str | None:
+    """Return why the first tokens cannot be computed within :data:`LIMITS` and those of ``llguidance``; None if not.
 
     ``llguidance`` has limits of its own, but not there: a ``multipleOf`` of seven digits takes minutes.
     """
     try:
-        return run_limited(_begin, grammar, limits=LIMITS)
+        error: str | None = run_limited(_begin, grammar, limits=LIMITS)
     except (OverTime, ChildEnded):
-        return False
+        error = ""
+    if error is None:
+        return None
+    if " items; max is " not in error:
+        return "it takes too much time or memory to follow"
+    reason = error.partition("; consider")[0].removeprefix("Parser Error: ")  # what follows is the parser's state
+    return f"it exceeds a limit of llguidance ({reason}): list fewer optional properties"
 
 
-def _begin(grammar: str) -> bool:
-    """Compute the mask of the first token; return False if ``llguidance`` meets a limit of its own."""
+def _begin(grammar: str) -> str | None:
+    """Compute the masks of the first tokens of an object; return the error if ``llguidance`` meets a limit."""
     from llguidance import LLMatcher, LLTokenizer
 
-    matcher = LLMatcher(LLTokenizer("byte"), grammar)
+    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
     matcher.compute_bitmask()
-    return not matcher.is_error()
+    if not matcher.is_error():
+        matcher.try_consume_tokens([ord("{")])
+    return matcher.get_error() if matcher.is_error() else None

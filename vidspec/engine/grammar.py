@@ -38,7 +38,7 @@ class GrammarHistory(TextHistory):
     ) -> None:
         from llguidance import LLMatcher
 
-        self._matcher: LLMatcher = LLMatcher(tokenizer, grammar)
+        self._matcher: LLMatcher = LLMatcher(tokenizer, grammar, log_level=0)
         self._begins, self._begun = begins, begins is None
         self._free: list[int] = []
         self._consumed = 0  # tokens of the matcher
@@ -47,7 +47,7 @@ class GrammarHistory(TextHistory):
         """Append emitted tokens.
 
         Raises:
-            GenerationError: the grammar does not allow one of them.
+            GenerationError: the grammar does not allow one of them, or exceeds a limit of ``llguidance``.
         """
         read = self._after_free_part(token_ids)
         if not self._begun:
@@ -57,6 +57,10 @@ class GrammarHistory(TextHistory):
             if self._matcher.is_stopped():
                 return  # tokens of the window after the end token: the text is cut there
             if not self._matcher.try_consume_tokens([token]):
+                if self._matcher.is_error():
+                    reason = self._matcher.get_error().partition("; consider")[0].removeprefix("Parser Error: ")
+                    message = f"the schema of the answer exceeds a limit of llguidance ({reason})"
+                    raise GenerationError(message, kind="json", hint="list fewer optional properties")
                 raise GenerationError(f"token {token} does not follow the grammar of the answer", kind="json")
             self._consumed += 1
 

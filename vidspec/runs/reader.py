@@ -153,6 +153,11 @@ class ClipReader:
         answer = self._ask(path, WriteRequest(path, start, end, out, allow_damaged), self._deadline(path))
         return cast("CutKind", answer)
 
+    def interrupt(self) -> None:
+        """End the request that another thread waits for, as if the process had crashed; the next starts a new one."""
+        if (child := self._child) is not None:
+            child.kill()
+
     def close(self) -> None:
         """Kill the process; a pending request fails."""
         self._closed = True

@@ -8,6 +8,7 @@ import hashlib
 import os
 import queue
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
@@ -43,6 +44,8 @@ _DATA = re.compile(
 )
 _LINE_BREAKS = b"\r\n\t "
 REDIRECTS = 5
+#: Status of errors of reading that are not the client's, by their kind; all others are 400.
+_STATUS = {"crashed": 503, "descriptors": 503, "timeout": 504}
 CHUNK = 1 << 20
 
 
@@ -103,23 +106,30 @@ class MediaReader:
             )
             key = media.kind, media.fps, *sorted(chat.sampling.items()), *content
             request = self.recent.find(replace(chat.caption, key=key))
+            use = _ReaderUse()
             try:
                 if request.clip is not None:
                     await asyncio.to_thread(self._check, chat, *request.clip.frames.shape[:3])
                     return request
                 loop = asyncio.get_running_loop()
                 # no name for the future: its exception's traceback refers to this frame, a cycle that keeps the request
-                return await loop.run_in_executor(self._pool, self._read, request, chat, spool, files)
+                return await loop.run_in_executor(self._pool, self._read, request, chat, spool, files, use)
             except VidspecError as error:
-                raise ApiError(error.message, media.field, code=error.kind) from error
+                raise _refusal(error, media.field) from error
+            finally:
+                use.end()  # the client has gone, or its time is over
 
     def _read(
-        self, request: CaptionRequest, chat: ChatRequest, spool: BinaryIO, files: Sequence[_Medium]
+        self, request: CaptionRequest, chat: ChatRequest, spool: BinaryIO, files: Sequence[_Medium], use: _ReaderUse
     ) -> CaptionRequest:
         reader = self._readers.get()
         try:
+            if not use.begin(reader):
+                raise asyncio.CancelledError
             clip = self._read_frames(reader, chat, spool, files)
         finally:
+            if use.finish():
+                reader.start()  # for the next request
             self._readers.put(reader)
         return self._client.inputs.read_ahead(replace(request, clip=clip))
 
@@ -261,6 +271,41 @@ class MediaReader:
         raise refused
 
 
+class _ReaderUse:
+    """The use of a reader for one request, which another thread may end by killing the reader's process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reader: ClipReader | None = None
+        self._ended = self._killed = False
+
+    def begin(self, reader: ClipReader) -> bool:
+        """Begin to use a reader; return False if the use was ended before."""
+        with self._lock:
+            self._reader = None if self._ended else reader
+            return not self._ended
+
+    def finish(self) -> bool:
+        """Give the reader up; return True if its process was killed."""
+        with self._lock:
+            self._reader = None
+            return self._killed
+
+    def end(self) -> None:
+        """Kill the process of the reader in use; afterwards none can be used."""
+        with self._lock:
+            self._ended = True
+            if self._reader is not None:
+                self._killed = True
+                self._reader.interrupt()
+
+
+def _refusal(error: VidspecError, place: str, path: str | None = None) -> ApiError:
+    """Return the answer to an error of a medium, which is named by its ``place`` in the request."""
+    message = error.message if path is None else error.message.replace(path, place)
+    return ApiError(message, place, status=_STATUS.get(error.kind, 400), code=error.kind)
+
+
 def _refused_url(place: str) -> ApiError:
     return ApiError(f"{place}: this URL may not be fetched", place, code="refused")
 
@@ -296,7 +341,7 @@ def _named(spool: BinaryIO, medium: _Medium, place: str) -> Iterator[str]:
         try:
             yield path
         except VidspecError as error:
-            raise ApiError(error.message.replace(path, place), place, code=error.kind) from error
+            raise _refusal(error, place, path) from error
 
 
 @contextmanager

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+
 import numpy as np
 
-__all__ = ["gif_broken"]
+__all__ = ["count_pictures", "gif_broken"]
 
 _EXTENSIONS = {0x01: 12, 0xF9: 4, 0xFE: None, 0xFF: 11}  # label: bytes of the first block, None: any
 _MAX_CODES = 4096
+
+
+def count_pictures(path: str, most: int) -> int:
+    """Return the number of a GIF's pictures, from their headers; counts on to ``most`` + 1 only, and up to damage."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        count = 0
+        with contextlib.suppress(IndexError):  # it ends too early
+            at = 13 + _table_size(data[10])
+            while count <= most and (kind := data[at]) in (0x21, 0x2C):
+                at += 2 if kind == 0x21 else 11 + _table_size(data[at + 9])
+                count += kind == 0x2C
+                while size := data[at]:
+                    at += 1 + size
+                at += 1
+        return count
 
 
 def gif_broken(packet: bytes) -> bool:
@@ -67,7 +85,8 @@ def _pixels(data: bytes, bits: int, most: int) -> int:
     triples = np.frombuffer(data + bytes(2), np.uint8).astype(np.int64)
     triples = triples[:-2] | triples[1:-1] << 8 | triples[2:] << 16
     start = total = 0
-    window = _MAX_CODES
+    most_codes = min(_MAX_CODES, places // (bits + 1) + 1)  # and one more than there can be
+    window = most_codes
     while start < places:
         # A decoder makes an entry with each code but the first: it reads the code n after n - 1 of them.
         entries = clear + 2 + np.maximum(np.arange(window) - 1, 0)
@@ -91,5 +110,5 @@ def _pixels(data: bytes, bits: int, most: int) -> int:
         total += int(lengths.sum())
         if total > most or not len(special) or codes[last] == clear + 1:
             return total
-        start, window = int(ends[last]), _MAX_CODES
+        start, window = int(ends[last]), most_codes
     return total

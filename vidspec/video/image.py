@@ -17,6 +17,7 @@ import numpy as np
 from vidspec.channel import has_no_descriptor
 from vidspec.errors import VideoError
 from vidspec.video.base import Index, Orientation, PutFrame
+from vidspec.video.payload import check_animation
 from vidspec.video.progress import advance
 from vidspec.video.resize import resized
 
@@ -75,6 +76,7 @@ def image_index(path: str) -> Index | None:
     if kind == "WEBP":
         durations = _webp_durations(path)
         if animated:
+            check_animation(path, len(durations), width, height)
             starts, base = np.cumsum([0, *durations]), Fraction(1, 1000)
     pts = starts[:-1]
     return Index(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from vidspec.video import damage
 from vidspec.video.base import ClipDamage, format_seconds
 from vidspec.video.opening import codec_name, packets_of
-from vidspec.video.payload import ANIMATIONS, CODECS, MAX_ANIMATED_PIXELS, PictureInspector, length_size
+from vidspec.video.payload import ANIMATIONS, CODECS, PictureInspector, check_animation, length_size
 
 if TYPE_CHECKING:
     from av.packet import PktSideDataT
@@ -67,18 +67,20 @@ class PacketScan:
 
 
 def read_packets(
-    container: av.container.InputContainer, stream: av.VideoStream, found: damage.DamageReport
+    path: str, container: av.container.InputContainer, stream: av.VideoStream, found: damage.DamageReport
 ) -> PacketScan:
     """Read all packets once, up to another stream that is joined. A frame counts if all data since its keyframe is
     intact.
+
+    Raises VideoError: an animation of too many pictures.
     """
     scan = PacketScan()
     begins = True  # no keyframe yet
     hides_frames = stream.codec_context.name in ("vp8", "libvpx")
     name = codec_name(stream.codec_context)
-    pixels = stream.codec_context.width * stream.codec_context.height
+    width, height = stream.codec_context.width, stream.codec_context.height
     pictures = (
-        PictureInspector(name, pixels, length_size(name, stream.codec_context.extradata or b""))
+        PictureInspector(name, width * height, length_size(name, stream.codec_context.extradata or b""))
         if name in CODECS
         else None
     )
@@ -96,8 +98,8 @@ def read_packets(
                 scan.no_timestamps += 1
                 continue
             scan.stateful = scan.stateful or any(packet.has_sidedata(kind) for kind in _STATE)
-            if name in ANIMATIONS and scan.seen * pixels > MAX_ANIMATED_PIXELS:
-                pictures = None  # the file will be refused: checking more would take as long as reading it
+            if name in ANIMATIONS:
+                check_animation(path, scan.seen, width, height)
             broken = packet.is_corrupt or (pictures is not None and pictures.broken(bytes(packet)))
             if begins and pictures is not None and packet.is_keyframe and not broken:
                 begins, scan.open_start = False, pictures.starts_open(bytes(packet))

@@ -12,13 +12,15 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from vidspec.errors import VideoError
 from vidspec.video.gif import gif_broken
 
 __all__ = [
     "ANIMATIONS",
     "CODECS",
-    "MAX_ANIMATED_PIXELS",
+    "MAX_ANIMATED_PICTURES",
     "PictureInspector",
+    "check_animation",
     "has_layers",
     "length_size",
     "without_stuffing",
@@ -28,6 +30,8 @@ __all__ = [
 # they have: 4,000 pictures of 1080p, or some seconds of a core.
 ANIMATIONS = {"gif", "apng", "webp", "webp_anim"}
 MAX_ANIMATED_PIXELS = 1 << 33
+# Limit of their number: 27 minutes of 10 pictures a second.
+MAX_ANIMATED_PICTURES = 1 << 14
 
 CODECS = {"gif", "h264", "hevc", "mpeg4", "vp8", "vp9"}
 
@@ -93,6 +97,26 @@ class PictureInspector:
         if unit[1:2] < b"\x40":
             return _INTRA_ONES in body
         return b"\xff" * (self.pixels // 2048 + 8) in body  # a bit for each 16 x 16 that stays as it is
+
+
+def check_animation(path: str, count: int, width: int, height: int) -> None:
+    """Refuse an animation that would take minutes, before a picture is decoded.
+
+    Raises:
+        VideoError: it has more pictures, or more pixels in all of them, than anybody captions.
+    """
+    pixels = count * width * height
+    if count > MAX_ANIMATED_PICTURES:
+        excess = f"more than {MAX_ANIMATED_PICTURES:,} pictures"
+    elif pixels > MAX_ANIMATED_PIXELS:
+        excess = (
+            f"{count:,} pictures of {width}x{height}, more than {MAX_ANIMATED_PIXELS / 1e9:.1f} billion pixels in all"
+        )
+    else:
+        return
+    raise VideoError(
+        f"{path}: is an animation of {excess}", kind="unsupported", hint="ffmpeg -i IN OUT.mp4 makes a video of it"
+    )
 
 
 def length_size(codec: str, head: bytes) -> int:

@@ -23,10 +23,11 @@ from vidspec.errors import VideoError
 from vidspec.video import damage
 from vidspec.video.base import Index, Orientation
 from vidspec.video.boxes import MP4, read_video_entry
+from vidspec.video.gif import count_pictures
 from vidspec.video.image import image_index
 from vidspec.video.opening import checked_path, codec_name, opened, packets_of, video_streams
 from vidspec.video.packets import decord_doubts, ends_early, find_damage, hidden_packets, read_packets
-from vidspec.video.payload import ANIMATIONS, MAX_ANIMATED_PIXELS
+from vidspec.video.payload import MAX_ANIMATED_PICTURES, check_animation
 from vidspec.video.pictures import decode_all
 
 __all__ = ["index_by_decoding", "probe", "too_large"]
@@ -80,9 +81,11 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
             raise VideoError(f"{path}: is encrypted", kind="encrypted", hint="decrypt it first: vidspec takes no keys")
         stream, single_stream = _video_stream(path, container)
         codec = stream.codec_context
+        if codec.name == "gif":
+            check_animation(path, count_pictures(path, MAX_ANIMATED_PICTURES), codec.width, codec.height)
         number = stream.id if container.format.name == "mpegts" else stream.index
         found = damage.examine(path, container.format.name, number)
-        packets = read_packets(container, stream, found)
+        packets = read_packets(path, container, stream, found)
         reorders = bool(codec.has_b_frames)
         container_format, name = container.format.name, codec_name(codec)
         coded, position = (codec.width, codec.height), stream.index  # read while the container is open
@@ -96,7 +99,6 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
     if packets.lost_pts and not packets.pts:
         raise VideoError(f"{path}: is damaged: none of its frames is whole", kind="damaged")
 
-    _check_animation(path, name, packets.seen, coded)
     (width, height), turn, tilt, transfer = _first_picture(path, truncated, aspect)
     aperture = None if entry is None else entry.aperture
     if aperture is not None and not (all(aperture) and aperture != coded):
@@ -170,18 +172,6 @@ def _video_stream(path: str, container: av.container.InputContainer) -> tuple[av
     if free is not None and codec.width * codec.height * _PIXEL_BYTES > free:
         raise too_large(path, f"frames of {codec.width}x{codec.height}")
     return streams[0], len(streams) == 1
-
-
-def _check_animation(path: str, codec: str, count: int, size: tuple[int, int]) -> None:
-    """Refuse an animation that would take minutes, before decoding a picture."""
-    width, height = size
-    if codec in ANIMATIONS and count * width * height > MAX_ANIMATED_PIXELS:
-        raise VideoError(
-            f"{path}: is an animation of {count:,} pictures of {width}x{height}, "
-            f"more than {MAX_ANIMATED_PIXELS / 1e9:.1f} billion pixels in all",
-            kind="unsupported",
-            hint="ffmpeg -i IN OUT.mp4 makes a video of it",
-        )
 
 
 def _suspects(pts: NDArray[np.int64]) -> tuple[int, ...]:

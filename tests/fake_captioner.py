@@ -131,7 +131,8 @@ _MODEL = SimpleNamespace(
     device=torch.device("cpu"),
     decoder=SimpleNamespace(name="fused", why="a test"),
     matrices=(),
-    note=None,
+    notes=(),
+    model=SimpleNamespace(generation_config=None),
     template=SimpleNamespace(origin=None),
 )
 #: Parts of a profile, as far as notes and the summary of loaded models name them.

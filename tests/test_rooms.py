@@ -107,7 +107,7 @@ LINES = {
     "embedded": 75,
     "engine": 5379,
     "errors": 121,
-    "escaping": 46,
+    "escaping": 48,
     "events": 750,
     "files": 205,
     "garbage": 64,

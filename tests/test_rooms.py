@@ -121,7 +121,7 @@ LINES = {
     "runner": 39,
     "runs": 7750,
     "schedule": 23,
-    "serve": 1249,
+    "serve": 1265,
     "signals": 134,
     "user_cache": 23,
     "video": 2759,

@@ -19,6 +19,8 @@ from typing import Any, ClassVar
 import torch
 
 from vidspec.captioner import Captioner
+from vidspec.config import profiles
+from vidspec.config.schema import Profile
 from vidspec.decoding.clip_inputs import ClipInputs
 from vidspec.decoding.dialogue import Dialogue
 from vidspec.decoding.engine_client import EngineClient
@@ -147,6 +149,11 @@ PARTS: dict[str, Any] = {
 }
 
 
+def profile_of(prompt: str = "Describe.", name: str = "vanilla-sd", **video: object) -> Profile:
+    """Return a profile with this prompt and these keys of ``video``."""
+    return profiles.parse({"name": name, "generate": {"prompt": prompt}, "video": video})
+
+
 class FakeVision(VisionAhead):
     def __init__(self) -> None:
         self.started = False
@@ -176,7 +183,7 @@ class FakeClient(EngineClient):
     warm = False
     most = 0
 
-    def __init__(self, captioner: FakeCaptioner, profile: SimpleNamespace) -> None:
+    def __init__(self, captioner: FakeCaptioner, profile: Profile) -> None:
         self._captioner, self.profile, self.inputs = captioner, profile, FakeInputs()
 
     @property
@@ -222,14 +229,15 @@ class FakeCaptioner(Captioner):
     made: ClassVar[list[FakeCaptioner]] = []
     load_error: BaseException | None = None
 
-    def __init__(self, profile: SimpleNamespace) -> None:
+    def __init__(self, profile: Profile | None = None) -> None:
+        profile = profile or profile_of()
         self.client = FakeClient(self, profile)
         self.calls: list[tuple[str, str, float | None, float | None]] = []
         self.asked: list[dict[str, object]] = []
         self.closed = False
 
     @classmethod
-    def from_profile(cls, profile: SimpleNamespace, *, overrides: object = None) -> FakeCaptioner:
+    def from_profile(cls, profile: Profile, *, overrides: object = None) -> FakeCaptioner:
         if cls.load_error is not None:
             raise cls.load_error
         made = cls(profile)
@@ -286,7 +294,7 @@ class Refusing(FakeCaptioner):
     """A captioner whose models are missing."""
 
     @classmethod
-    def from_profile(cls, profile: SimpleNamespace, *, overrides: object = None) -> FakeCaptioner:
+    def from_profile(cls, profile: Profile, *, overrides: object = None) -> FakeCaptioner:
         raise ModelError("no such model")
 
 

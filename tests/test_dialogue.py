@@ -11,6 +11,7 @@ from tests.checkpoints import checkpoint
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
+from vidspec.config.run_spec import RunSpec
 from vidspec.embedded.samples import shipped
 from vidspec.errors import ArgumentError, GenerationError, ProfileError, UsageError
 from vidspec.events.events import Prefilled
@@ -18,7 +19,7 @@ from vidspec.models import loading
 from vidspec.models.placement import resolve_placement
 from vidspec.models.request import DialogueTurn
 from vidspec.runs.feed import Feed
-from vidspec.runs.job import Job, JobConfig, JobQuestions
+from vidspec.runs.job import Job
 from vidspec.runs.run import caption_jobs
 from vidspec.runs.schema import record_schema
 
@@ -153,10 +154,14 @@ class CaptionersReader:
     full_but([], [("vanilla-sd", 0.8), ("specvlm-chain", 0.0), ("tabed-mt-star", 0.0)]),
 )
 def test_in_company(pair_of, name, temperature):
-    heated, how = {"generate.temperature": temperature}, JobConfig(questions=JobQuestions(QUESTIONS[:2], True), batch=4)
+    heated, how = {"generate.temperature": temperature}, RunSpec(turn=QUESTIONS[:2], batch=4)
     fast = captioner(pair_of("llava_onevision"), name, **heated)
     clips = [str(clip) for clip in shipped()[:4]]
-    with closing(Feed([Job(clip, number=at) for at, clip in enumerate(clips)], how, [CaptionersReader(fast)])) as feed:
+    with closing(
+        Feed(
+            [Job(clip, number=at) for at, clip in enumerate(clips)], how, fast.client.profile, [CaptionersReader(fast)]
+        )
+    ) as feed:
         found = list(caption_jobs(fast, feed, how))
     for clip in clips:
         answers = [one.caption for one in found if one.path == clip]

@@ -99,7 +99,7 @@ LINES = {
     "captioner": 136,
     "channel": 154,
     "cli": 3311,
-    "config": 1860,
+    "config": 1957,  # parses times and segments, which runs did, and spells options
     "decoding": 3984,
     "display": 2040,
     "draft_length": 806,
@@ -119,9 +119,9 @@ LINES = {
     "pruning": 566,
     "registry": 145,
     "runner": 39,
-    "runs": 7750,
+    "runs": 7696,
     "schedule": 23,
-    "serve": 1265,
+    "serve": 1281,  # ends to read what nobody waits for
     "signals": 134,
     "user_cache": 23,
     "video": 2759,

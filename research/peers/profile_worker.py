@@ -21,6 +21,7 @@ from research.ready_clips import ReadyClips
 from vidspec.captioner import Captioner
 from vidspec.config import labels
 from vidspec.config.profiles import Profile
+from vidspec.config.run_spec import RunSpec
 from vidspec.engine.device import peak_bytes
 from vidspec.events.events import Finished, LoopLoad, Round
 from vidspec.events.observer import ClipPart, RunObserver
@@ -28,15 +29,14 @@ from vidspec.events.record import Caption
 from vidspec.events.tally import Tally
 from vidspec.runs.feed import reader_count
 from vidspec.runs.formats.base import make_format
-from vidspec.runs.job import Job, JobConfig
+from vidspec.runs.job import Job
 from vidspec.runs.local import caption_locally
 from vidspec.runs.reader import ClipReader
 from vidspec.runs.remaining import Executor, caption_remaining, plan_clips
 from vidspec.runs.run_file import RunFile
 from vidspec.runs.run_store import RunStore
-from vidspec.runs.store.records import SettingsDigest
 
-__all__ = ["ProfileContenderWorker", "caption_folder", "how_of", "main"]
+__all__ = ["ProfileContenderWorker", "caption_folder", "main"]
 
 
 class TimedRun(TypedDict):
@@ -86,18 +86,18 @@ class ProfileContenderWorker:
     def run(self, clips: Sequence[str], batch: int) -> dict[str, object]:
         """Caption a folder of clips; see :func:`caption_folder`."""
         self.captioner.client.setup.forget()  # else the previous run's captions would serve as drafts
-        config = how_of(self.captioner.client.profile, len(clips), batch)
-        loads, count = TargetPassCounter(), reader_count(config, len(clips))
-        readers = [ClipReader(config.timeout, config.stall) for _ in range(count)]
+        spec, profile = RunSpec(batch=str(batch)), self.captioner.client.profile
+        loads, count = TargetPassCounter(), reader_count(spec, len(clips))
+        readers = [ClipReader(spec.timeout, profile.video.stall) for _ in range(count)]
         for reader in readers:
             reader.start()
         for reader in readers:
-            reader.read(clips[0], None, None, config.video)  # warm up the readers, as the models are
+            reader.read(clips[0], None, None, profile.video.arguments)  # warm up the readers, as the models are
         measured = caption_folder(
-            lambda jobs: caption_locally(self.captioner, jobs, config, loads, readers),
+            lambda jobs: caption_locally(self.captioner, jobs, spec, loads, readers),
             clips,
-            self.captioner.client.profile,
-            config,
+            profile,
+            spec,
         )
         rows = measured["rows"] / loads.passes if loads.passes else None  # prefill excluded
         return {**measured, "rows": rows, "device_bytes": peak_bytes()}
@@ -127,24 +127,17 @@ class ProfileContenderWorker:
         return {"run": self.run, "decode": self.decode, "plain": self.plain}
 
 
-def how_of(profile: Profile, total: int, batch: int) -> JobConfig:
-    """Return the settings with which ``vidspec caption --batch`` captions a folder by this profile."""
-    video, prompt = profile.video, profile.generate.prompt
-    return JobConfig(video.arguments, prompt, stall=video.stall, batch=batch, total=total)
-
-
-def caption_folder(engine: Executor, clips: Sequence[str], profile: Profile, config: JobConfig) -> TimedRun:
+def caption_folder(engine: Executor, clips: Sequence[str], profile: Profile, spec: RunSpec) -> TimedRun:
     """Caption clips into a temporary file and time it."""
     results = TimedResults()
     with TemporaryDirectory() as folder:
         jobs = [Job(clip) for clip in clips]
-        settings = SettingsDigest(profile.model_dump(), config)
         store = RunStore([RunFile(Path(folder) / "captions.jsonl", make_format("jsonl"))])
         began = time.perf_counter()
         try:
             tally = Tally(total=len(jobs))
-            remaining = plan_clips(jobs, store, settings, tally)
-            for _ in caption_remaining(remaining, engine, store, settings, tally, results, set()):
+            remaining = plan_clips(jobs, store, spec, profile, tally)
+            for _ in caption_remaining(remaining, engine, store, spec, profile, tally, results, set()):
                 pass
         finally:
             store.close(jobs, complete=True)

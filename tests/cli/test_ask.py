@@ -8,7 +8,6 @@ import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -39,7 +38,7 @@ def piped(vidspec, monkeypatch):
 
 @pytest.fixture
 def session():
-    fake = FakeCaptioner(SimpleNamespace(name="vanilla-sd"))
+    fake = FakeCaptioner()
     return DialogueSession("good.mp4", fake.dialogue("good.mp4"), io.StringIO(), "text", "vanilla-sd")
 
 

@@ -1,21 +1,22 @@
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
-from tests.fake_captioner import FakeCaptioner, record
+from tests.fake_captioner import FakeCaptioner, profile_of, record
+from vidspec.config.run_spec import RunSpec
 from vidspec.errors import VideoError
 from vidspec.events.record import failed_caption
 from vidspec.runs import stores
-from vidspec.runs.job import Job, JobConfig
-from vidspec.runs.store.records import FileContent, SettingsDigest, record_of
+from vidspec.runs.job import Job
+from vidspec.runs.store.records import FileContent, record_of
 
 SAME = FileContent(1, 2)
 
 
 @pytest.fixture
 def settings():
-    return SettingsDigest({"name": "vanilla-sd", "video": {"frames": 4}}, JobConfig(prompt="Describe."))
+    """A run and its profile."""
+    return RunSpec(), profile_of(frames=4)
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def recorded(settings):
             error = VideoError(f"{path}: {error}", kind="truncated")
             caption = failed_caption(path, error, profile="vanilla-sd")
         job = replace(whole, planned=whole, result=caption, error=error or None, **part)
-        return record_of(job, settings, content)
+        return record_of(job, *settings, content)
 
     return make
 
@@ -37,7 +38,7 @@ def recorded(settings):
 @pytest.fixture
 def captioner():
     """The fake one."""
-    return FakeCaptioner(SimpleNamespace(name="vanilla-sd"))
+    return FakeCaptioner()
 
 
 @pytest.fixture

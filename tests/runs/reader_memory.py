@@ -14,8 +14,10 @@ import time
 from contextlib import closing, suppress
 from pathlib import Path
 
+from vidspec.config import profiles
+from vidspec.config.run_spec import RunSpec
 from vidspec.runs.feed import Feed
-from vidspec.runs.job import Job, JobConfig
+from vidspec.runs.job import Job
 from vidspec.runs.reader import ClipReader
 
 
@@ -30,7 +32,7 @@ def private(process: int) -> int:
 def peak(paths: list[str], count: int) -> tuple[int, list[str]]:
     """(the most bytes that ``count`` readers had at once, the errors that they gave)."""
     readers = [ClipReader() for _ in range(count)]
-    how = JobConfig(video={"frames": 32, "fps": None, "max_pixels": None, "decoder": "auto"}, batch=8)
+    how = RunSpec(batch=8)
     most, errors, over = 0, [], threading.Event()
 
     def watch() -> None:
@@ -42,7 +44,7 @@ def peak(paths: list[str], count: int) -> tuple[int, list[str]]:
     watcher = threading.Thread(target=watch)
     watcher.start()
     tasks = [Job(path, number=number) for number, path in enumerate(paths, start=1)]
-    with closing(Feed(tasks, how, readers)) as feed:
+    with closing(Feed(tasks, how, profiles.parse({"name": "any", "video": {"frames": 32}}), readers)) as feed:
         while not feed.over:
             work = feed.take()
             if work is None:

@@ -2,12 +2,12 @@ import json
 import os
 import pickle
 from contextlib import closing
-from dataclasses import replace
 
 import jsonschema
 import pytest
 
 from tests.fake_captioner import IDS, TEXT, FakeReader, record
+from vidspec.config.run_spec import RunSpec
 from vidspec.errors import DeviceError, OutputError, UsageError, VideoError
 from vidspec.events.compare import decode_rate, first_difference, speed_against
 from vidspec.events.observer import RunObserver
@@ -15,7 +15,7 @@ from vidspec.events.record import OPTIONAL_KEYS, RECORD_KEYS
 from vidspec.events.tally import Tally
 from vidspec.files import check_output
 from vidspec.runs.feed import Feed
-from vidspec.runs.job import Job, JobConfig, JobQuestions
+from vidspec.runs.job import Job
 from vidspec.runs.remaining import caption_remaining
 from vidspec.runs.run import caption_jobs as run_feed
 from vidspec.runs.run import exit_code
@@ -27,10 +27,10 @@ from vidspec.runs.writers import FileLines
 
 def run(captioner, paths, how=None, observer=None, **part):
     """One clip after the other, in this order."""
-    how = replace(how or JobConfig(), batch=1)
+    how = (how or RunSpec()).model_copy(update={"batch": "1"})
     tasks = [Job(path, **part, number=number) for number, path in enumerate(paths, start=1)]
-    with closing(Feed(tasks, how, [FakeReader()])) as feed:
-        yield from run_feed(captioner, feed, how, observer)
+    with closing(Feed(tasks, how, captioner.client.profile, [FakeReader()])) as feed:
+        yield from run_feed(captioner, feed, how, observer, total=len(tasks))
 
 
 def test_goes_on_after_failures_and_bugs(captioner):
@@ -52,16 +52,16 @@ def test_each_outcome_comes_before_the_next_clip_starts(captioner):
     assert len(captioner.calls) == 1
 
 
-@pytest.mark.parametrize("questions", [None, JobQuestions(("What?", "Where?"), in_turns=True)])
-def test_a_job_is_one_from_the_plan_to_its_record(captioner, settings, questions):
+@pytest.mark.parametrize("turns", [(), ("What?", "Where?")])
+def test_a_job_is_one_from_the_plan_to_its_record(captioner, settings, turns):
     """Parts are of it; when the record is kept it has neither frames nor a result, as a plan keeps all jobs."""
-    todo, how = [Job("good.mp4", number=1), Job("bug.mp4", number=2)], JobConfig(batch=1, questions=questions)
+    todo, how = [Job("good.mp4", number=1), Job("bug.mp4", number=2)], RunSpec(batch=1, turn=turns)
 
     def executor(jobs):
-        with closing(Feed(jobs, how, [FakeReader()])) as feed:
+        with closing(Feed(jobs, how, captioner.client.profile, [FakeReader()])) as feed:
             yield from run_feed(captioner, feed, how)
 
-    found = caption_remaining(todo, executor, RunStore(), settings, Tally(total=2), RunObserver(), set())
+    found = caption_remaining(todo, executor, RunStore(), *settings, Tally(total=2), RunObserver(), set())
     assert {id(one.planned_job): one.caption.path for one in found} == {id(one): one.path for one in todo}
     assert all((one.clip, one.cache, one.reread, one.result, one.error) == (None,) * 5 for one in todo)
 
@@ -93,7 +93,7 @@ def test_a_stream_without_a_caption_is_a_bug(captioner):
 
 
 def test_part_of_the_clip_is_passed_on_to_both_runs(captioner):
-    list(run(captioner, ["good.mp4"], JobConfig(baseline=True, verify=True), start=1.0, end=2.0))
+    list(run(captioner, ["good.mp4"], RunSpec(baseline=True, verify=True), start=1.0, end=2.0))
     assert captioner.calls == [("stream", "good.mp4", 1.0, 2.0), ("plain", "good.mp4", 1.0, 2.0)]
 
 
@@ -103,7 +103,7 @@ def test_plain_decoding_runs_only_on_request(captioner):
 
 
 def test_verify_fails_on_a_difference_and_keeps_what_was_measured(captioner):
-    good, differs = run(captioner, ["good.mp4", "differs.mp4"], JobConfig(verify=True))
+    good, differs = run(captioner, ["good.mp4", "differs.mp4"], RunSpec(verify=True))
     assert good.error is None and good.caption.speed == {"tokens_per_s": 4.0, "estimate": 2.0}
     assert differs.caption.error == {
         "stage": "verify",
@@ -115,12 +115,12 @@ def test_verify_fails_on_a_difference_and_keeps_what_was_measured(captioner):
 
 
 def test_without_verify_a_difference_is_not_looked_for(captioner):
-    (outcome,) = run(captioner, ["differs.mp4"], JobConfig(baseline=True))
+    (outcome,) = run(captioner, ["differs.mp4"], RunSpec(baseline=True))
     assert outcome.error is None
 
 
 def test_baseline_replaces_the_estimate(captioner):
-    (outcome,) = run(captioner, ["good.mp4"], JobConfig(baseline=True))
+    (outcome,) = run(captioner, ["good.mp4"], RunSpec(baseline=True))
     assert outcome.caption.speed == {
         "tokens_per_s": 4.0,
         "baseline": {
@@ -148,7 +148,7 @@ def test_observer_sees_every_clip_from_begin_to_end(captioner):
         def end(self, number, caption):
             seen.append((number, caption.caption))
 
-    list(run(captioner, ["missing.mp4", "good.mp4"], JobConfig(total=2), Watching()))
+    list(run(captioner, ["missing.mp4", "good.mp4"], RunSpec(), Watching()))
     rounds = [(2, name) for name in ("Opened", "Prefilled", "Round", "InputsReleased", "Round", "Finished")]
     assert seen == [(1, "missing.mp4", 2), (1, None), (2, "good.mp4", 2), *rounds, (2, TEXT)]
 
@@ -207,7 +207,7 @@ def test_a_short_text_has_no_decode_speedup(method, plain, long):
 
 def test_records_satisfy_the_schema(captioner):
     outcomes = run(
-        captioner, ["good.mp4", "missing.mp4", "bug.mp4", "differs.mp4"], JobConfig(verify=True, baseline=True)
+        captioner, ["good.mp4", "missing.mp4", "bug.mp4", "differs.mp4"], RunSpec(verify=True, baseline=True)
     )
     for outcome in outcomes:
         jsonschema.validate(json.loads(outcome.caption.to_json()), record_schema())

@@ -15,14 +15,12 @@ import pytest
 
 from tests.fake_captioner import TEXT, FakeCaptioner, FakeReader
 from tests.runs.jobs import jobs_of
+from vidspec.config.run_spec import RunSpec
 from vidspec.errors import VideoError
 from vidspec.events.observer import RunObserver
 from vidspec.runs.feed import Feed
-from vidspec.runs.formats.base import make_format
-from vidspec.runs.job import Job, JobConfig
 from vidspec.runs.local import caption_locally
 from vidspec.runs.run import caption_jobs
-from vidspec.runs.writers import Stream
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("good", "bug", "good", "missing", "good", "differs", "lost", "good")
@@ -47,18 +45,18 @@ class Files(FakeReader):
 
 
 def captioned(captioner, names, how, observer=None, readers=None):
-    readers = readers or [Files() for _ in range(1 if how.batch == 1 else 2)]
-    return list(caption_locally(captioner, jobs_of(*names), how, observer, readers))
+    readers = readers or [Files() for _ in range(1 if how.batch_size == 1 else 2)]
+    return list(caption_locally(captioner, jobs_of(*names), how, observer, readers, total=len(names)))
 
 
 @pytest.mark.parametrize("batch", [1, 4, None])
 def test_what_becomes_of_a_clip_is_as_if_it_were_alone(captioner, batch):
     names = [f"{number}/{kind}.mp4" for number, kind in enumerate(KINDS * 3)]
-    found = captioned(captioner, names, JobConfig(batch=batch, verify=True, total=len(names)))
+    found = captioned(captioner, names, RunSpec(batch=batch or "auto", verify=True))
     assert sorted(one.path for one in found) == sorted(names)
     assert captioner.client.most == 1 if batch == 1 else 1 < captioner.client.most <= 4
     for one in found:
-        (alone,) = captioned(FakeCaptioner(captioner.client.profile), [one.path], JobConfig(verify=True))
+        (alone,) = captioned(FakeCaptioner(captioner.client.profile), [one.path], RunSpec(verify=True))
         assert alone.caption.to_dict() == one.caption.to_dict() and type(alone.error) is type(one.error)
 
 
@@ -80,7 +78,7 @@ def test_observers_see_clips_side_by_side(captioner):
         def end(self, number, caption):
             seen[number].append(caption.caption)
 
-    captioned(captioner, ["good.mp4", "broken.mp4", "2/good.mp4"], JobConfig(batch=4, total=3), Watching())
+    captioned(captioner, ["good.mp4", "broken.mp4", "2/good.mp4"], RunSpec(batch=4), Watching())
     rounds = ["Opened", "Prefilled", "Round", "InputsReleased", "Round", "Finished"]
     assert sorted(map(tuple, seen.values()), key=str) == sorted(
         [("good.mp4", *rounds, TEXT), ("broken.mp4", None), ("2/good.mp4", *rounds, TEXT)], key=str
@@ -109,7 +107,7 @@ def test_outcomes_of_segments_come_in_their_order(captioner, monkeypatch, batch)
         def end(self, number, caption):
             ended.append(number)
 
-    how = JobConfig(segment=1.0, batch=batch)
+    how = RunSpec(segment=1.0, batch=batch)
     found = captioned(captioner, ["a/good.mp4", "b/good.mp4"], how, Watching(), [Thirds()])
     for path in ("a/good.mp4", "b/good.mp4"):
         works = [one for one in found if one.path == path]
@@ -123,8 +121,8 @@ def test_outcomes_of_segments_come_in_their_order(captioner, monkeypatch, batch)
 
 def test_a_hanging_file_stalls_nobody(captioner):
     names = ["hang.mp4", *(f"{number}/good.mp4" for number in range(20))]
-    with closing(Feed(jobs_of(*names), JobConfig(), [Files(), Files()])) as feed:
-        found = caption_jobs(captioner, feed, JobConfig())
+    with closing(Feed(jobs_of(*names), RunSpec(), captioner.client.profile, [Files(), Files()])) as feed:
+        found = caption_jobs(captioner, feed, RunSpec())
         assert {next(found).path for _ in range(20)} == set(names[1:])
         found.close()
 
@@ -133,8 +131,8 @@ def test_clips_that_cannot_be_read_are_heard_of_before_the_rest_is_read(captione
     """With nothing to caption the run must still get its turn: --fail-fast is to end it."""
     readers = [Files(), Files()]
     names = [f"{number}/broken.mp4" for number in range(500)]
-    with closing(Feed(jobs_of(*names), JobConfig(), readers)) as feed:
-        found = caption_jobs(captioner, feed, JobConfig())
+    with closing(Feed(jobs_of(*names), RunSpec(), captioner.client.profile, readers)) as feed:
+        found = caption_jobs(captioner, feed, RunSpec())
         assert isinstance(next(found).error, VideoError)
         assert sum(len(reader.asked) for reader in readers) < 50
         assert len(list(found)) == 499
@@ -143,7 +141,7 @@ def test_clips_that_cannot_be_read_are_heard_of_before_the_rest_is_read(captione
 def test_a_captioner_that_ends_too_soon_is_a_bug(captioner):
     captioner.client.serve = lambda *_, **__: iter(())
     with pytest.raises(RuntimeError, match="before it had taken a clip"):
-        captioned(captioner, ["good.mp4", "2/good.mp4"], JobConfig())
+        captioned(captioner, ["good.mp4", "2/good.mp4"], RunSpec())
 
 
 @pytest.mark.full
@@ -211,31 +209,3 @@ def test_ctrl_c_ends_at_once_and_keeps_what_is_finished(tmp_path):
     counted = re.search(r"interrupted: (\d+) of 200 clips done and kept", said)
     assert counted and len(done) == int(counted[1]) and "Traceback" not in said
     assert 6 <= len(done) < 199 and not any("hang" in path for path in done)
-
-
-class Lines:
-    def __init__(self):
-        self.lines, self.closed = [], False
-
-    def write(self, line):
-        self.lines.append(line)
-
-    def close(self):
-        self.closed = True
-
-
-def test_a_stream_in_order_holds_back_what_is_early(recorded):
-    entries = [Job(name) for name in "abcd"]
-    lines = Lines()
-    stream = Stream(lines, make_format("text", several=True), order=entries)
-
-    def add(name, **part):
-        stream.add(Job(name), recorded(name, **part))
-        return [line.split("\t")[0] for line in lines.lines]
-
-    assert add("b") == []
-    assert add("a", segment=0, segments=2) == ["a"]
-    assert add("d") == ["a"]
-    assert add("a", segment=1, segments=2) == ["a", "a", "b"]
-    stream.finish(complete=False)
-    assert [line.split("\t")[0] for line in lines.lines] == ["a", "a", "b", "d"] and lines.closed

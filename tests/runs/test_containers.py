@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.runs.shards import CLIP, tar_of
+from vidspec.config.run_spec import RunSpec
 from vidspec.errors import UsageError, VideoError
 from vidspec.runs import stores
 from vidspec.runs.access import Access
 from vidspec.runs.allowance import FetchLimits
 from vidspec.runs.containers import ShardFiles, shard_members
 from vidspec.runs.inputs import expand_shards
-from vidspec.runs.job import Job, JobConfig
+from vidspec.runs.job import Job
 from vidspec.runs.local import caption_locally
 from vidspec.runs.store.records import clip_id
 
@@ -336,15 +337,12 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 @pytest.mark.full
 def test_clips_are_read_under_their_own_name():
     """By the process that reads clips: the frames, and errors that name the clip and no temporary file."""
-    from types import SimpleNamespace
-
-    from tests.fake_captioner import FakeCaptioner
+    from tests.fake_captioner import FakeCaptioner, profile_of
 
     Path("s.tar").write_bytes(tar_of({"good.mp4": CLIP, "junk.mp4": b"junk" * 9, "picture.png": b"\x89PNG junk"}))
-    config = JobConfig(video={"frames": 2}, prompt="Describe.")
     jobs = (replace(job, number=number) for number, job in enumerate(shard_members(Job("s.tar")), 1))
-    captioner = FakeCaptioner(SimpleNamespace(name="x"))
-    found = {one.path: one for one in caption_locally(captioner, jobs, config)}
+    captioner = FakeCaptioner(profile_of(frames=2))
+    found = {one.path: one for one in caption_locally(captioner, jobs, RunSpec())}
     assert found["s.tar/good.mp4"].error is None
     assert [asked["clip"].facts.path for asked in captioner.asked] == ["s.tar/good.mp4"], "not a temporary file's"
     assert str(found["s.tar/junk.mp4"].error) == "s.tar/junk.mp4: is not a video"

@@ -352,7 +352,7 @@ def test_urls_that_are_allowed():
             access.locate("v.parquet", name)
     assert check_allowed_url("HTTPS://Example.org/") == "https://example.org"
     for text in ("https", "https://", "file://x", "ssh://h", "https://a/b", "simplecache::https://h", "github://*"):
-        with pytest.raises(UsageError, match=f"^--allow-urls {text.replace('*', '.')}: must be SCHEME://HOST"):
+        with pytest.raises(UsageError, match=f"^allow_urls='{text.replace('*', '.')}': must be SCHEME://HOST"):
             check_allowed_url(text)
 
 

@@ -245,7 +245,7 @@ def test_a_package_brings_a_format(recorded, monkeypatch):
 
 
 def test_an_unknown_format_is_refused():
-    with pytest.raises(UsageError, match=r"^--format xml: must be one of .*\bcsv, .*, not 'xml'$"):
+    with pytest.raises(UsageError, match=r"^format='xml': must be one of .*\bcsv, .*, not 'xml'$"):
         make_format("xml")
 
 

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from vidspec.config.values import parse_seconds
 from vidspec.errors import UsageError
 from vidspec.runs.inputs import InputSources, collect_inputs, drop_missing, matches_any
 from vidspec.runs.job import Job
-from vidspec.runs.manifests import parse_manifest, parse_seconds
+from vidspec.runs.manifests import parse_manifest
 from vidspec.runs.store.records import clip_id
 
 

@@ -37,7 +37,7 @@ def test_what_is_kept_is_counted(settings, name):
     output, tally = Interrupting(), Tally(total=2)
     with pytest.raises(KeyboardInterrupt):
         executor = lambda jobs: iter([replace(job, result=record(name))])  # noqa: E731
-        list(caption_remaining([job], executor, output, settings, tally, RunObserver(), set()))
+        list(caption_remaining([job], executor, output, *settings, tally, RunObserver(), set()))
     assert tally.done - tally.unkept == len(output.kept) == (name == "a.mp4")
 
 

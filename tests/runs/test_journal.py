@@ -7,7 +7,7 @@ from vidspec.errors import OutputError, UsageError
 from vidspec.runs.job import Job
 from vidspec.runs.store.file_states import hidden_journal
 from vidspec.runs.store.journal import Journal
-from vidspec.runs.store.records import FileContent, clip_id
+from vidspec.runs.store.records import FileContent, clip_id, settings_digest
 from vidspec.runs.store.run_lines import CaptionRun, RunLines
 
 
@@ -38,7 +38,7 @@ def test_records_are_found_again(tmp_path, recorded, settings):
     path = tmp_path / "out.jsonl"
     fill(path, [recorded("a.mp4"), recorded("b.mp4", error="broken")])
     journal = Journal(path)
-    parts = journal.index.parts(clip_id(Job("b.mp4")), settings.of(Job("b.mp4")))
+    parts = journal.index.parts(clip_id(Job("b.mp4")), settings_digest(Job("b.mp4"), *settings))
     assert parts[None].failed and parts[None].content == FileContent(1, 2)
     assert parts[None].record()["error"]["message"] == "b.mp4: broken"
     assert journal.index.parts(clip_id(Job("b.mp4")), "0" * 12) == {}
@@ -158,7 +158,7 @@ def test_tidy_drops_what_is_void_and_restores_the_order(tmp_path, recorded):
 def test_segments_of_another_content_or_division_are_void(tmp_path, recorded, settings):
     path = tmp_path / "out.jsonl"
     journal = Journal(path)
-    key = clip_id(Job("a.mp4")), settings.of(Job("a.mp4"))
+    key = clip_id(Job("a.mp4")), settings_digest(Job("a.mp4"), *settings)
     for number in range(2):
         journal.append(recorded("a.mp4", segment=number, segments=2))
     assert set(journal.index.parts(*key)) == {0, 1}

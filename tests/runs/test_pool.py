@@ -17,19 +17,20 @@ from tests.fake_captioner import FakeCaptioner, FakeVision
 from tests.fake_captioner import record as captioned
 from tests.runs.test_reading import alive
 from vidspec.config import profiles
+from vidspec.config.run_spec import RunSpec
 from vidspec.embedded.samples import shipped
 from vidspec.errors import DeviceError, ModelError, UsageError
 from vidspec.runs.devices import device_groups
-from vidspec.runs.job import Job, JobConfig
+from vidspec.runs.job import Job
 from vidspec.runs.local import caption_locally
 from vidspec.runs.pool import CaptionerFactory, DeviceGroup, JobBegun, TaskQueue, WorkerExit, run_on_workers, serve_jobs
 from vidspec.runs.ray_engine import connect_ray
 from vidspec.runs.replicas import _Replicas, replica_outcomes
-from vidspec.runs.store.records import SettingsDigest, content_of, record_of
+from vidspec.runs.store.records import content_of, record_of
 
 ROOT = Path(__file__).resolve().parents[2]
-PROFILE = profiles.load("vanilla-sd", env={})
-CONFIG = JobConfig(video={"frames": 2, "max_pixels": 64}, prompt="Describe.")
+PROFILE = profiles.load("vanilla-sd", {"video.frames": 2, "video.max_pixels": 64, "generate.prompt": "Describe."}, {})
+CONFIG = RunSpec()
 FACTORY = CaptionerFactory(PROFILE.model_dump(), "tests.fake_captioner:FakeCaptioner")
 GROUPS = [DeviceGroup(), DeviceGroup()]
 
@@ -52,8 +53,7 @@ def tasks(tmp_path):
 
 
 def records(found):
-    settings = SettingsDigest(PROFILE.model_dump(), CONFIG)
-    made = [record_of(outcome, settings, content_of(outcome.path)) for outcome in found]
+    made = [record_of(outcome, CONFIG, PROFILE, content_of(outcome.path)) for outcome in found]
     for record in made:
         record["timings"].pop("decode_video", None)
     return sorted(json.dumps(record, sort_keys=True) for record in made)
@@ -61,7 +61,7 @@ def records(found):
 
 def alone(tasks):
     """Return one process's outcomes; it cannot survive a clip that ends it."""
-    captioner = FakeCaptioner(SimpleNamespace(name=PROFILE.name))
+    captioner = FakeCaptioner(PROFILE)
     return caption_locally(captioner, [task for task in tasks if Path(task.path).stem != "dies"], CONFIG)
 
 
@@ -190,7 +190,7 @@ def test_nothing_is_prepared_ahead_where_times_are_compared(monkeypatch, baselin
     """As in this process."""
     prepared, messages = [], []
     monkeypatch.setattr(FakeVision, "prepare", lambda self, clip: prepared.append(clip) or 0)
-    config = replace(CONFIG, baseline=baseline)
+    config = CONFIG.model_copy(update={"baseline": baseline})
     jobs = iter([Job(str(shipped()[0])), None])
     channel = SimpleNamespace(receive=lambda: next(jobs), send=messages.append)
     serve_jobs(channel, FACTORY, config, DeviceGroup())
@@ -269,7 +269,7 @@ def test_a_death_before_anything_is_captioned_blames_what_was_there():
 @pytest.mark.parametrize(
     ("address", "error", "hint"),
     [
-        (None, Exception("The current node timed out.\nMore."), "--replicas alone uses this machine without Ray"),
+        (None, Exception("The current node timed out.\nMore."), "replicas alone uses this machine without Ray"),
         ("ray://there:1", ConnectionError("The current node timed out."), "set RAY_AUTH_MODE=token"),
     ],
 )

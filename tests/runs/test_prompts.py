@@ -2,24 +2,24 @@
 
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from tests.fake_captioner import TEXT, FakeCaptioner, FakeReader, question, stream_events
+from tests.fake_captioner import TEXT, FakeCaptioner, FakeReader, profile_of, question, stream_events
 from vidspec.cli import main
+from vidspec.config.run_spec import RunSpec
 from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, UsageError
 from vidspec.events.events import Finished, InputsReleased
 from vidspec.runs.feed import Feed
 from vidspec.runs.formats.base import make_format
 from vidspec.runs.inputs import InputSources, collect_inputs
-from vidspec.runs.job import Job, JobConfig, JobQuestions
+from vidspec.runs.job import Job, JobQuestions
 from vidspec.runs.manifests import parse_manifest
 from vidspec.runs.pool import TaskQueue
 from vidspec.runs.run import caption_jobs
 from vidspec.runs.store.file_states import hidden_journal
-from vidspec.runs.store.records import SettingsDigest, lean_record
+from vidspec.runs.store.records import lean_record, settings_digest
 
 PROMPTS = ("What is there?", "What moves?", "Where to?")
 ASKED = JobQuestions(PROMPTS, in_turns=False)
@@ -31,7 +31,7 @@ class Asked(FakeCaptioner):
     fails = ()
 
     def __init__(self):
-        super().__init__(SimpleNamespace(name="vanilla-sd"))
+        super().__init__()
         self.begun, self.ended, self.beside = [], [], []
 
     def stream(self, path, *, prompt, **more):
@@ -47,7 +47,7 @@ class Asked(FakeCaptioner):
 
 
 def outcomes(captioner, tasks, how):
-    feed = Feed(tasks, how, [FakeReader()])
+    feed = Feed(tasks, how, captioner.client.profile, [FakeReader()])
     with closing(feed):
         yield from caption_jobs(captioner, feed, how)
     assert feed.nbytes == 0
@@ -59,7 +59,7 @@ def kinds(found):
 
 def test_the_others_begin_when_the_first_has_read():
     captioner = Asked()
-    found = list(outcomes(captioner, [Job("a.mp4")], JobConfig(questions=ASKED)))
+    found = list(outcomes(captioner, [Job("a.mp4")], RunSpec(prompt=ASKED.texts)))
     assert kinds(found) == [(0, False, None), (1, False, None), (2, True, None)]
     assert captioner.beside == [(PROMPTS[0], []), (PROMPTS[1], [PROMPTS[0]]), (PROMPTS[2], list(PROMPTS[:2]))]
 
@@ -68,7 +68,7 @@ def test_the_others_begin_when_the_first_has_read():
 def test_several_clips(batch):
     captioner = Asked()
     tasks = [Job(path, number=number) for number, path in enumerate(("a.mp4", "b.mp4"), start=1)]
-    found = list(outcomes(captioner, tasks, JobConfig(questions=ASKED, batch=batch)))
+    found = list(outcomes(captioner, tasks, RunSpec(prompt=ASKED.texts, batch=batch)))
     for path in ("a.mp4", "b.mp4"):
         of_one = [one for one in found if one.path == path]
         assert kinds(of_one) == [(0, False, None), (1, False, None), (2, True, None)]
@@ -79,7 +79,7 @@ def test_several_clips(batch):
 def test_a_prompt_that_fails_loses_no_other(when):
     captioner = Asked()
     captioner.fails = {(PROMPTS[0], when)}
-    found = list(outcomes(captioner, [Job("a.mp4")], JobConfig(questions=ASKED)))
+    found = list(outcomes(captioner, [Job("a.mp4")], RunSpec(prompt=ASKED.texts)))
     assert [one.caption.error is None for one in found] == [False, True, True]
     assert captioner.begun == list(PROMPTS)
     if when is InputsReleased:  # the next one reads, and the last waits for it
@@ -88,19 +88,19 @@ def test_a_prompt_that_fails_loses_no_other(when):
 
 def test_one_that_ended_a_process_is_asked_alone():
     captioner = Asked()
-    found = list(outcomes(captioner, [Job("a.mp4", run_alone=True)], JobConfig(questions=ASKED)))
+    found = list(outcomes(captioner, [Job("a.mp4", run_alone=True)], RunSpec(prompt=ASKED.texts)))
     assert len(found) == 3 and [beside for _, beside in captioner.beside] == [[], [], []]
 
 
 def test_what_was_answered_before_is_not_asked_again():
     captioner = Asked()
-    found = list(outcomes(captioner, [Job("a.mp4", done={1: "B."})], JobConfig(questions=ASKED)))
+    found = list(outcomes(captioner, [Job("a.mp4", done={1: "B."})], RunSpec(prompt=ASKED.texts)))
     assert kinds(found) == [(0, False, None), (2, True, None)] and captioner.begun == [PROMPTS[0], PROMPTS[2]]
 
 
 def test_a_captioner_that_dies_goes_on_with_the_others():
     queue = TaskQueue([Job("a.mp4")], "vanilla-sd")
-    first = next(outcomes(Asked(), [queue.take("first")], JobConfig(questions=ASKED)))
+    first = next(outcomes(Asked(), [queue.take("first")], RunSpec(prompt=ASKED.texts)))
     queue.mark_begun("first", first)
     queue.mark_done("first", first)
     assert queue.fail_worker("first", "signal 9") == []
@@ -108,20 +108,20 @@ def test_a_captioner_that_dies_goes_on_with_the_others():
 
 
 def test_other_prompts_are_other_settings():
-    def of(entry, questions):
-        return SettingsDigest({"name": "vanilla-sd"}, JobConfig(questions=questions)).of(entry)
+    def of(entry, **asked):
+        return settings_digest(entry, RunSpec(**asked), profile_of())
 
     names = [
-        of(Job("a.mp4"), None),
-        of(Job("a.mp4"), ASKED),
-        of(Job("a.mp4"), JobQuestions(PROMPTS, in_turns=True)),
-        of(Job("a.mp4"), JobQuestions(PROMPTS[:2], in_turns=False)),
+        of(Job("a.mp4")),
+        of(Job("a.mp4"), prompt=PROMPTS),
+        of(Job("a.mp4"), turn=PROMPTS),
+        of(Job("a.mp4"), prompt=PROMPTS[:2]),
     ]
-    assert len(set(names)) == 4 and of(Job("a.mp4", questions=ASKED), None) == names[1]
+    assert len(set(names)) == 4 and of(Job("a.mp4", questions=ASKED)) == names[1]
 
 
 def test_records_of_prompts(recorded):
-    settings = SettingsDigest({"name": "vanilla-sd"}, JobConfig(questions=ASKED))
+    settings = RunSpec(prompt=PROMPTS), profile_of()
     records = [
         recorded(
             "a.mp4",

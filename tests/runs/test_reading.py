@@ -16,26 +16,28 @@ import av
 import numpy as np
 import pytest
 
-from tests.fake_captioner import TEXT, FakeCaptioner, FakeReader
+from tests.fake_captioner import TEXT, FakeCaptioner, FakeReader, profile_of
 from tests.runs.jobs import jobs_of
 from tests.runs.reader_memory import private
 from tests.video import clips
+from vidspec.config.run_spec import RunSpec, parse_segment
 from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, UsageError, VideoError
 from vidspec.events.observer import RunObserver
 from vidspec.events.tally import Tally
 from vidspec.runs.feed import Feed, reader_count
-from vidspec.runs.job import Job, JobConfig, JobQuestions
+from vidspec.runs.job import Job
 from vidspec.runs.local import caption_locally
 from vidspec.runs.reader import ClipReader, MemoryBudget
 from vidspec.runs.remaining import caption_remaining
 from vidspec.runs.run_store import RunStore
-from vidspec.runs.segments import fixed_segments, parse_segment
+from vidspec.runs.segments import fixed_segments
 from vidspec.runs.store.records import FileContent
 from vidspec.video import Clip, read
 
 CLIP = str(shipped()[0])
 VIDEO = {"frames": 3, "max_pixels": 64}
+PROFILE = profile_of(**VIDEO)
 
 
 def test_frames_come_over_as_they_are_read(reader):
@@ -114,7 +116,7 @@ def test_the_reader_loads_no_torch(reader):
 def test_single_clips_are_read_by_it_too(monkeypatch):
     slow = SlowReader()
     monkeypatch.setattr("vidspec.runs.local.ClipReader", lambda timeout, stall: slow)
-    (outcome,) = caption_locally(FakeCaptioner(SimpleNamespace(name="x")), jobs_of("good.mp4"), JobConfig())
+    (outcome,) = caption_locally(FakeCaptioner(), jobs_of("good.mp4"), RunSpec())
     assert slow.asked == ["good.mp4"] and slow.closed and outcome.error is None
 
 
@@ -123,11 +125,11 @@ def test_sound_is_read_for_a_captioner_with_audio_input(monkeypatch, seconds):
     """And for no other: damage to sound that is not read is no error."""
     asked, slow = [], SlowReader()
     monkeypatch.setattr(slow, "read", lambda path, start, end, video, check=None: asked.append(video))
-    captioner = FakeCaptioner(SimpleNamespace(name="x"))
+    captioner = FakeCaptioner(PROFILE)
     inputs = captioner.client.inputs
     inputs.max_sound_s, inputs.gpu = seconds, 1
-    list(caption_locally(captioner, jobs_of("good.mp4"), JobConfig(video={"frames": 3}), readers=[slow]))
-    assert asked == [{"frames": 3, "sound": seconds, "gpu": 1}]
+    list(caption_locally(captioner, jobs_of("good.mp4"), RunSpec(), readers=[slow]))
+    assert asked == [{**PROFILE.video.arguments, "sound": seconds, "gpu": 1}]
 
 
 @pytest.mark.full
@@ -135,7 +137,7 @@ def test_a_captioners_objection_is_the_clips_error(reader):
     def refuse(path, prompt, frames, height, width):
         raise GenerationError(f"{path}: {prompt} {frames}", kind="context")
 
-    (work,) = works([Job(CLIP, prompt="Why?", number=1)], JobConfig(video=VIDEO), reader, refuse=refuse)
+    (work,) = works([Job(CLIP, prompt="Why?", number=1)], RunSpec(), reader, refuse=refuse)
     assert work.clip is None and str(work.error) == f"{CLIP}: Why? 3"
 
 
@@ -174,7 +176,7 @@ def test_a_reader_that_dies_while_it_starts_is_started_again(monkeypatch, reader
 @pytest.mark.full
 def test_a_reader_that_never_starts_costs_the_clip_and_not_the_run(monkeypatch, reader):
     started = dying(monkeypatch, 2)
-    first, second = works(jobs_of(CLIP, CLIP), JobConfig(video=VIDEO), reader)
+    first, second = works(jobs_of(CLIP, CLIP), RunSpec(), reader)
     assert first.error.kind == "crashed" and second.clip is not None and len(started) == 3
     assert "ended (exit code 7) while it started, 2 times" in str(first.error) and CLIP in str(first.error)
 
@@ -402,7 +404,7 @@ def taken(feed):
 
 def works(todo, how, *readers, **more):
     """All pieces in the order in which they come, each finished when it has come."""
-    with closing(Feed(todo, how, readers, **more)) as feed:
+    with closing(Feed(todo, how, PROFILE, readers, **more)) as feed:
         while (work := taken(feed)) is not None:
             yield work
             feed.release(work)
@@ -422,7 +424,9 @@ def settled(slow, least):
 @pytest.mark.parametrize("readers", [1, 2])
 def test_no_more_is_read_than_may_wait_and_than_memory_is_allowed(ahead, most, read, readers):
     slow = SlowReader()
-    with closing(Feed(jobs_of(*map(str, range(20))), JobConfig(ahead=ahead), [slow] * readers, max_bytes=most)) as feed:
+    with closing(
+        Feed(jobs_of(*map(str, range(20))), RunSpec(ahead=ahead), PROFILE, [slow] * readers, max_bytes=most)
+    ) as feed:
         first = taken(feed)
         assert read <= settled(slow, read) <= read + readers - 1
         assert feed.nbytes <= max(most, 1000 * readers)
@@ -439,7 +443,7 @@ def test_no_more_is_read_than_may_wait_and_than_memory_is_allowed(ahead, most, r
 def test_what_is_in_work_counts_until_it_is_finished():
     """300 tiny clips, taken at once and finished late: no more are held than memory is allowed for."""
     slow = SlowReader()
-    with closing(Feed(jobs_of(*map(str, range(300))), JobConfig(ahead=4), [slow, slow], max_bytes=8000)) as feed:
+    with closing(Feed(jobs_of(*map(str, range(300))), RunSpec(ahead=4), PROFILE, [slow, slow], max_bytes=8000)) as feed:
         inside, done, most = deque(), 0, 0
         while not feed.over:
             if (work := feed.take()) is not None:
@@ -454,7 +458,7 @@ def test_what_is_in_work_counts_until_it_is_finished():
 def test_what_the_models_have_seen_makes_room():
     """All of 20 clips are in work at once, with memory allowed for one."""
     slow = SlowReader()
-    with closing(Feed(jobs_of(*map(str, range(20))), JobConfig(ahead=4), [slow], max_bytes=1000)) as feed:
+    with closing(Feed(jobs_of(*map(str, range(20))), RunSpec(ahead=4), PROFILE, [slow], max_bytes=1000)) as feed:
         for number in range(20):
             work = taken(feed)
             assert work.path == str(number) and feed.nbytes == 1000 and work.reread is not None
@@ -462,24 +466,24 @@ def test_what_the_models_have_seen_makes_room():
         assert feed.nbytes == 0
 
 
-@pytest.mark.parametrize("more", [{"verify": True}, {"baseline": True}, {"questions": JobQuestions(("What?",), True)}])
+@pytest.mark.parametrize("more", [{"verify": True}, {"baseline": True}, {"turn": ("What?",)}])
 def test_frames_that_are_needed_later_stay(more):
-    (work,) = works(jobs_of("a"), JobConfig(**more), SlowReader())
+    (work,) = works(jobs_of("a"), RunSpec(**more), SlowReader())
     assert work.reread is None and work.request(1, None).without_pixels().clip is work.clip
 
 
 @pytest.mark.full
 def test_frames_are_read_again_from_the_file():
-    (work,) = works(jobs_of(CLIP), JobConfig(video=VIDEO), SlowReader())
+    (work,) = works(jobs_of(CLIP), RunSpec(), SlowReader())
     bare = work.request(1, None).without_pixels()
     assert len(bare.clip) == len(work.clip) and not bare.clip.frames.size
     assert np.array_equal(bare.reread().frames, read(CLIP, **VIDEO).frames)
 
 
 def test_one_reader_hands_over_in_order_and_several_what_is_ready():
-    assert [work.path for work in works(jobs_of("a", "b", "c"), JobConfig(), SlowReader())] == ["a", "b", "c"]
+    assert [work.path for work in works(jobs_of("a", "b", "c"), RunSpec(), SlowReader())] == ["a", "b", "c"]
     slow = SlowReader()
-    with closing(Feed(jobs_of("hang", *"abcdefgh"), JobConfig(ahead=3), [slow, slow])) as feed:
+    with closing(Feed(jobs_of("hang", *"abcdefgh"), RunSpec(ahead=3), PROFILE, [slow, slow])) as feed:
         for name in "abcdefgh":
             work = taken(feed)
             assert work.path == name
@@ -493,12 +497,9 @@ def test_readers_by_what_they_are_worth(monkeypatch):
     for cores, readers in ((1, 2), (2, 2), (8, 4), (64, 8)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)), raising=False)
         assert (
-            reader_count(JobConfig(), 100)
-            == reader_count(JobConfig())
-            == reader_count(JobConfig(segment=2.0), 1)
-            == readers
+            reader_count(RunSpec(), 100) == reader_count(RunSpec()) == reader_count(RunSpec(segment=2.0), 1) == readers
         )
-        assert reader_count(JobConfig(), 1) == reader_count(JobConfig(batch=1), 100) == 1
+        assert reader_count(RunSpec(), 1) == reader_count(RunSpec(batch=1), 100) == 1
 
 
 def test_preprocessing_is_done_ahead_and_counts(monkeypatch):
@@ -511,7 +512,9 @@ def test_preprocessing_is_done_ahead_and_counts(monkeypatch):
         return 500
 
     sizes, found = [], []
-    with closing(Feed(jobs_of("a", "b", "bad", "c"), JobConfig(ahead=1), [SlowReader()], prepare=prepare)) as feed:
+    with closing(
+        Feed(jobs_of("a", "b", "bad", "c"), RunSpec(ahead=1), PROFILE, [SlowReader()], prepare=prepare)
+    ) as feed:
         while (work := taken(feed)) is not None:
             before = feed.nbytes
             feed.release(work)
@@ -520,17 +523,17 @@ def test_preprocessing_is_done_ahead_and_counts(monkeypatch):
     assert [work.clip is not None for work in found] == [True, True, False, True] and len(prepared) == 3
     assert sizes == [1500, 1000, 0, 1500]
     monkeypatch.setattr("vidspec.runs.local.ClipReader", lambda timeout, stall: SlowReader())
-    captioner = FakeCaptioner(SimpleNamespace(name="x"))
+    captioner = FakeCaptioner()
     captioner.client.inputs.vision.prepare = prepare
-    list(caption_locally(captioner, jobs_of("good.mp4", "2/good.mp4"), JobConfig(batch=1)))
+    list(caption_locally(captioner, jobs_of("good.mp4", "2/good.mp4"), RunSpec(batch=1)))
     assert [asked["clip"] for asked in captioner.asked] == prepared[3:] and captioner.client.inputs.vision.started
-    list(caption_locally(captioner, jobs_of("good.mp4", "2/good.mp4"), JobConfig(batch=1, baseline=True)))
+    list(caption_locally(captioner, jobs_of("good.mp4", "2/good.mp4"), RunSpec(batch=1, baseline=True)))
     assert len(prepared) == 5, "times that are compared must not lack it"
 
 
 def test_closing_ends_the_reading():
     slow = SlowReader()
-    feed = Feed(jobs_of("hang", "hang", *map(str, range(20))), JobConfig(ahead=2), [slow, slow])
+    feed = Feed(jobs_of("hang", "hang", *map(str, range(20))), RunSpec(ahead=2), PROFILE, [slow, slow])
     settled(slow, 2)
     feed.close()
     assert slow.closed and len(slow.asked) == 2
@@ -555,26 +558,26 @@ def test_frames_are_let_go_clip_by_clip(settings):
             gc.collect()
             assert sum(one() is not None for one in alive) <= 3
 
-    captioner = FakeCaptioner(SimpleNamespace(name="x"))
+    captioner = FakeCaptioner()
     captioner.asked = SimpleNamespace(append=lambda asked: None)  # it would remember the frames
     names = [f"{number}/{kind}.mp4" for number in range(6) for kind in ("good", "bug", "differs")]
     todo = [replace(job, content=FileContent(1, 2)) for job in jobs_of(*names)]
-    how = JobConfig(verify=True, ahead=1, batch=1)
+    how = RunSpec(verify=True, ahead=1, batch=1)
 
     def engine(todo):
         return caption_locally(captioner, todo, how, readers=[Counted()])
 
     codes = set()
-    for _ in caption_remaining(todo, engine, Kept(), settings, Tally(total=18), RunObserver(), codes):
+    for _ in caption_remaining(todo, engine, Kept(), *settings, Tally(total=18), RunObserver(), codes):
         pass
     assert codes == {0, 1}
     assert len(alive) == 18
 
 
 def test_errors_of_clips_are_works_and_bugs_are_raised():
-    bad, good = works(jobs_of("bad", "good"), JobConfig(), SlowReader())
+    bad, good = works(jobs_of("bad", "good"), RunSpec(), SlowReader())
     assert isinstance(bad.error, VideoError) and good.clip is not None
-    (whole,) = works(jobs_of("uncut"), JobConfig(segment=2.0), SlowReader())
+    (whole,) = works(jobs_of("uncut"), RunSpec(segment=2.0), SlowReader())
     assert isinstance(whole.error, VideoError) and whole.segment is None and whole.is_last
 
     def broken():
@@ -582,13 +585,13 @@ def test_errors_of_clips_are_works_and_bugs_are_raised():
         yield
 
     with pytest.raises(TypeError, match="bug"):
-        list(works(broken(), JobConfig(), SlowReader()))
+        list(works(broken(), RunSpec(), SlowReader()))
 
 
 def test_tasks_may_be_long_in_coming():
     """One thread waits for the next task; the others read what there is of the last."""
     more = queue.SimpleQueue()
-    with closing(Feed(iter(more.get, None), JobConfig(segment=2.0), [SlowReader(), SlowReader()])) as feed:
+    with closing(Feed(iter(more.get, None), RunSpec(segment=2.0), PROFILE, [SlowReader(), SlowReader()])) as feed:
         assert feed.take() is None and not feed.over
         more.put(Job("a", number=1))
         for _ in range(3):
@@ -600,7 +603,7 @@ def test_tasks_may_be_long_in_coming():
 
 def test_segments_that_are_done_are_not_read():
     job = Job("a", done={0: "first", 2: None})
-    (part,) = works([job], JobConfig(segment=2.0), SlowReader())
+    (part,) = works([job], RunSpec(segment=2.0), SlowReader())
     assert (part.segment, part.segments, part.start, part.end, part.is_last) == (1, 3, 2.0, 4.0, True)
     assert part.planned_job is job and job.segment is None
 
@@ -608,8 +611,8 @@ def test_segments_that_are_done_are_not_read():
 def test_of_a_clip_with_context_a_third_segment_is_read_when_one_is_finished():
     """Whatever else there is to read meanwhile."""
     slow = SlowReader()
-    config = JobConfig(segment=2.0, context=True)
-    with closing(Feed(jobs_of("a", "b"), config, [slow, slow])) as feed:
+    config = RunSpec(segment=2.0, context=True)
+    with closing(Feed(jobs_of("a", "b"), config, PROFILE, [slow, slow])) as feed:
         inside = sorted((taken(feed) for _ in range(4)), key=lambda job: (job.path, job.segment))
         assert [(job.path, job.segment) for job in inside] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
         settled(slow, 4)
@@ -623,8 +626,8 @@ def test_of_a_clip_with_context_a_third_segment_is_read_when_one_is_finished():
 
 
 def test_context_quotes_a_segment_of_an_earlier_run(monkeypatch):
-    captioner = FakeCaptioner(SimpleNamespace(name="x"))
-    config = JobConfig(prompt="Describe.", segment=2.0, context=True)
+    captioner = FakeCaptioner()
+    config = RunSpec(segment=2.0, context=True)
     list(caption_locally(captioner, [Job("good.mp4", done={0: "It was so.", 1: None})], config, readers=[SlowReader()]))
     list(caption_locally(captioner, [Job("good.mp4", done={0: None, 1: "It was so."})], config, readers=[SlowReader()]))
     assert [asked.get("prompt") for asked in captioner.asked] == [
@@ -636,8 +639,8 @@ def test_context_quotes_a_segment_of_an_earlier_run(monkeypatch):
 @pytest.mark.parametrize("batch", [1, 4])
 def test_context_quotes_the_segment_before(monkeypatch, batch):
     monkeypatch.setattr("vidspec.runs.local.ClipReader", lambda timeout, stall: SlowReader())
-    captioner = FakeCaptioner(SimpleNamespace(name="x"))
-    how = JobConfig(prompt="Describe.", segment=2.0, context=True, batch=batch)
+    captioner = FakeCaptioner()
+    how = RunSpec(segment=2.0, context=True, batch=batch)
     done = list(caption_locally(captioner, jobs_of("good.mp4", "other/good.mp4", "bug.mp4"), how))
     prompts = {}
     for (_, path, start, _), asked in zip(captioner.calls, captioner.asked, strict=True):
@@ -666,9 +669,9 @@ def test_a_caption_that_takes_too_long_fails_and_its_neighbours_do_not(monkeypat
                 while path.startswith("slow/"):
                     yield event
 
-    captioner, found = Stuck(SimpleNamespace(name="x")), []
+    captioner, found = Stuck(), []
     jobs = jobs_of("a/good.mp4", "slow/good.mp4", "b/good.mp4")
-    for one in caption_locally(captioner, jobs, JobConfig(timeout=60.0, batch=2)):
+    for one in caption_locally(captioner, jobs, RunSpec(timeout=60.0, batch=2)):
         found.append(one)
         if len(found) == 2:  # the neighbours
             later[0] = 61.0

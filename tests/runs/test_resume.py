@@ -6,17 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.fake_captioner import profile_of
 from vidspec.config import profiles
+from vidspec.config.run_spec import RunSpec
 from vidspec.errors import UsageError
 from vidspec.events.tally import Tally
 from vidspec.runs.clip_files import ClipFiles
 from vidspec.runs.formats.base import make_format
-from vidspec.runs.job import Job, JobConfig
+from vidspec.runs.job import Job
 from vidspec.runs.remaining import plan_clips, remaining_parts
 from vidspec.runs.run_file import RunFile
 from vidspec.runs.run_store import RunStore
 from vidspec.runs.store.file_states import hidden_journal
-from vidspec.runs.store.records import FileContent, SettingsDigest, content_of
+from vidspec.runs.store.records import FileContent, content_of, settings_digest
 from vidspec.runs.store.sidecars import SidecarNames, check_sidecar_names
 
 
@@ -55,16 +57,14 @@ def csv(path, **how):
 def test_records_of_version_030_count(profile, digest):
     """A new key of a profile must not change the digest of its default: all clips would be captioned again."""
     made = profiles.load(profile)
-    config = JobConfig(prompt=made.generate.prompt)
-    assert SettingsDigest(made.model_dump(), config).of(Job("a.mp4")) == digest
+    assert settings_digest(Job("a.mp4"), RunSpec(), made) == digest
     other = profiles.override(made, {"video.frames": 7})
-    assert SettingsDigest(other.model_dump(), config).of(Job("a.mp4")) != digest
+    assert settings_digest(Job("a.mp4"), RunSpec(), other) != digest
 
 
 def test_records_of_version_040_with_a_template_count():
     made = profiles.load("ar")
-    config = JobConfig(prompt=made.generate.prompt, template="ohwx, {caption}")
-    assert SettingsDigest(made.model_dump(), config).of(Job("a.mp4")) == "4a96a5540bf7"
+    assert settings_digest(Job("a.mp4"), RunSpec(template="ohwx, {caption}"), made) == "4a96a5540bf7"
 
 
 def test_finished_clips_are_left_out(clips, recorded, settings):
@@ -74,10 +74,10 @@ def test_finished_clips_are_left_out(clips, recorded, settings):
     output.close(clips, complete=False)
     output = jsonl()
     tally = Tally()
-    (left,) = plan_clips(clips, output, settings, tally)
+    (left,) = plan_clips(clips, output, *settings, tally)
     assert left.number == 3 and (tally.earlier, tally.earlier_failed) == (1, 1)
     assert left.content == content_of("c.mp4")
-    retried = plan_clips(clips, output, settings, Tally(), retry=True)
+    retried = plan_clips(clips, output, RunSpec(retry_failed=True), settings[1], Tally())
     assert [job.number for job in retried] == [2, 3]
     output.close(clips, complete=True)
 
@@ -86,11 +86,11 @@ def test_changed_content_is_captioned_again(clips, recorded, settings):
     output = jsonl()
     note(output, recorded, clips[0])
     os.utime("a.mp4", ns=(1, 1))
-    assert len(plan_clips(clips[:1], output, settings, Tally())) == 1
-    assert not plan_clips(clips[:1], output, settings, Tally(), checksum=True), "the bytes are the same"
+    assert len(plan_clips(clips[:1], output, *settings, Tally())) == 1
+    assert not plan_clips(clips[:1], output, RunSpec(checksum=True), settings[1], Tally()), "the bytes are the same"
     with open("a.mp4", "wb") as file:
         file.write(b"x")
-    assert len(plan_clips(clips[:1], output, settings, Tally(), checksum=True)) == 1
+    assert len(plan_clips(clips[:1], output, RunSpec(checksum=True), settings[1], Tally())) == 1
     output.close(clips, complete=False)
 
 
@@ -98,29 +98,31 @@ def test_changed_settings_are_told_apart(clips, recorded, settings):
     output = jsonl()
     note(output, recorded, clips[0])
     for other in (
-        SettingsDigest({**settings.profile, "video": {"frames": 8}}, settings.config),
-        SettingsDigest(settings.profile, JobConfig(prompt="Why?")),
-        SettingsDigest(settings.profile, JobConfig(prompt="Describe.", segment=5.0)),
+        (RunSpec(), profile_of(frames=8)),
+        (RunSpec(), profile_of("Why?", frames=4)),
+        (RunSpec(segment=5.0), settings[1]),
     ):
-        assert len(plan_clips(clips[:1], output, other, Tally())) == 1
-    note(output, recorded, clips[0], settings=SettingsDigest(settings.profile, JobConfig(prompt="Why?")))
+        assert len(plan_clips(clips[:1], output, *other, Tally())) == 1
+    note(output, recorded, clips[0], settings=(RunSpec(), profile_of("Why?", frames=4)))
     output.close(clips, complete=True)
     lines = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
     assert [line["prompt"] for line in lines] == ["Describe.", "Why?"], "the older caption was lost"
 
 
 def test_what_changes_no_answer_is_no_setting():
-    profile = {"name": "a", "about": "b", "models": {"device": "cpu", "threads": 1, "packed": "auto", "target": "t"}}
+    models = {"device": "cpu", "threads": 1, "packed": "auto", "target": "t", "draft": "d"}
+    profile = {"name": "a", "about": "b", "models": models}
     same = {
         "name": "c",
         "about": "d",
         "workers": {"timeout": 9},
-        "models": {"device": "cuda", "threads": 2, "packed": False, "target": "t"},
+        "models": {**models, "device": "cuda", "threads": 2, "packed": False},
     }
-    other = {**same, "models": {**same["models"], "attention": "eager"}}
+    other = {**same, "models": {**same["models"], "dtype": "bfloat16"}}
 
     def of(profile, prompt="x"):
-        return SettingsDigest(profile, JobConfig(prompt=prompt)).of(Job("a.mp4"))
+        made = profiles.parse({**profile, "generate": {"prompt": prompt}})
+        return settings_digest(Job("a.mp4"), RunSpec(), made)
 
     assert of(profile) == of(same) != of(same, "y")
     assert of(other) != of(same)
@@ -146,7 +148,7 @@ def test_segments_left(tmp_path, recorded, settings, made, done):
     journal = Journal(tmp_path / "out.jsonl")
     for part in made:
         journal.append(recorded(**part))
-    parts = journal.index.parts(clip_id(Job("a.mp4")), settings.of(Job("a.mp4")))
+    parts = journal.index.parts(clip_id(Job("a.mp4")), settings_digest(Job("a.mp4"), *settings))
     assert remaining_parts(parts, SAME, segmented=True, retry=False) == done
     assert remaining_parts(parts, FileContent(9, 9), segmented=True, retry=False) == set()
     if made and "error" in made[-1]:
@@ -226,7 +228,7 @@ def test_a_sidecar_waits_for_its_last_segment(clips, recorded):
 
 def test_a_sidecar_of_others_is_kept(clips, recorded, settings):
     Path("a.srt").write_text("made by hand")
-    other = SettingsDigest(settings.profile, JobConfig(prompt="Why?"))
+    other = RunSpec(), profile_of("Why?", frames=4)
     output = sidecars("srt", clips)
     note(output, recorded, clips[0])
     note(output, recorded, clips[0], settings=other)
@@ -245,7 +247,7 @@ def test_a_sidecar_that_is_gone_comes_back_without_captioning(clips, recorded, s
     output = sidecars("txt", clips)
     note(output, recorded, clips[0])
     os.remove("a.txt")
-    assert not plan_clips(clips[:1], output, settings, Tally())
+    assert not plan_clips(clips[:1], output, *settings, Tally())
     assert os.path.exists("a.txt")
     output.close(clips, complete=True)
 
@@ -255,7 +257,7 @@ def test_another_format_of_the_same_captions_needs_no_captioning(clips, recorded
     note(output, recorded, clips[0])
     output.close(clips, complete=True)
     output = sidecars("vtt", clips)
-    assert not plan_clips(clips[:1], output, settings, Tally())
+    assert not plan_clips(clips[:1], output, *settings, Tally())
     assert Path("a.vtt").read_text().startswith("WEBVTT")
     output.close(clips, complete=True)
 
@@ -285,9 +287,9 @@ def test_webdataset_files_share_the_key_of_their_clip():
     ("template", "entries", "message"),
     [
         ("{nope}", ["a.mp4"], "there is no field {nope}"),
-        ("{stem", ["a.mp4"], "--name {stem:"),
+        ("{stem", ["a.mp4"], "name='{stem':"),
         ("../{stem}", ["a.mp4"], "would write outside the folder"),
-        (None, ["a.mp4", "a.mkv"], r"a.mp4 and a.mkv would share the file a.txt \(tell them apart by --name '{name}"),
+        (None, ["a.mp4", "a.mkv"], r"a.mp4 and a.mkv would share the file a.txt \(tell them apart by name='{name}"),
         ("all.txt", ["a.mp4", "b.mp4"], "would share the file all.txt"),
         ("{name}", ["a.mp4"], "a.mp4: is one of the clips"),
     ],
@@ -298,7 +300,7 @@ def test_names_that_cannot_be(template, entries, message):
 
 
 def test_two_rows_of_one_clip_need_names_that_tell_them_apart():
-    with pytest.raises(UsageError, match=r"--name '\{stem}-\{clip}"):
+    with pytest.raises(UsageError, match=r"name='\{stem}-\{clip}"):
         check_sidecar_names(
             [SidecarNames(make_format("txt"), None, None, "p")], [Job("a.mp4", id=1), Job("a.mp4", id=2)]
         )

@@ -70,7 +70,7 @@ def test_a_task_that_runs_again_does_its_part_of_the_array_that_began():
 
 
 def test_an_irregular_array_is_refused():
-    with pytest.raises(UsageError, match="give --shard"):
+    with pytest.raises(UsageError, match="give shard="):
         array_shard(7, JobArray(1, 1, 2), None)
 
 

@@ -6,27 +6,28 @@ from contextlib import closing
 import pytest
 
 import vidspec
-from tests.fake_captioner import SHORT, TEXT, FakeReader
+from tests.fake_captioner import SHORT, TEXT, FakeReader, profile_of
+from vidspec.config.run_spec import RunSpec
 from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError
 from vidspec.models.request import DialogueTurn
 from vidspec.runs.feed import Feed
 from vidspec.runs.formats.base import make_format
-from vidspec.runs.job import Job, JobConfig, JobQuestions
+from vidspec.runs.job import Job, JobQuestions, named_fields
 from vidspec.runs.remaining import remaining_parts
 from vidspec.runs.run import caption_jobs
 from vidspec.runs.schema import record_schema
 from vidspec.runs.store.journal_index import JournalEntry
-from vidspec.runs.store.records import FileContent, SettingsDigest, lean_record, raw_caption, record_of
+from vidspec.runs.store.records import FileContent, lean_record, raw_caption, record_of, settings_digest
 from vidspec.runs.text_pass import begin_rewrite, end_text_pass
 
 SAME = FileContent(1, 2)
-SHORTEN = JobConfig(rewrite="use three words", batch=2)
-FILM = JobConfig(segment=1.5, summary=True, batch=2)
+SHORTEN = RunSpec(rewrite="use three words", batch=2)
+FILM = RunSpec(segment=1.5, summary=True, batch=2)
 
 
 def outcomes(captioner, config, *jobs):
-    with closing(Feed(jobs, config, [FakeReader()])) as feed:
+    with closing(Feed(jobs, config, captioner.client.profile, [FakeReader()])) as feed:
         found = list(caption_jobs(captioner, feed, config))
         assert feed.nbytes == 0
     return found
@@ -53,26 +54,25 @@ def test_a_rewritten_caption_keeps_the_original(captioner):
 def test_the_record_of_a_rewritten_caption(captioner):
     import jsonschema
 
-    config = JobConfig(rewrite="use three words", template="ohwx, {caption}")
+    config = RunSpec(rewrite="use three words", template="ohwx, {caption}")
     (one,) = outcomes(captioner, config, Job("a.mp4"))
-    settings = SettingsDigest({"name": "vanilla-sd"}, config)
-    record = record_of(one, settings, SAME)
+    record = record_of(one, config, profile_of(), SAME)
     assert (record["caption"], record["text"]) == (f"ohwx, {SHORT}", SHORT)
     assert record["original"]["text"] == raw_caption(record) == TEXT
     assert json.loads(make_format("jsonl").line(record))["original"] == lean_record(record)["original"]
     properties = record_schema()["properties"]
     for key in ("original", "ended"):
         jsonschema.validate(record[key], properties[key])
-    others = (JobConfig(template=config.template), JobConfig(rewrite="use four words", template=config.template))
-    assert len({SettingsDigest({"name": "vanilla-sd"}, how).of(one) for how in (config, *others)}) == 3
+    others = (RunSpec(template=config.template), RunSpec(rewrite="use four words", template=config.template))
+    assert len({settings_digest(one, how, profile_of()) for how in (config, *others)}) == 3
 
 
 def test_a_prompt_that_places_the_caption_is_used_as_it_is(captioner):
     job = Job("a.mp4", columns={"tone": "dry"})
-    outcomes(captioner, JobConfig(rewrite="In a {tone} tone: {caption} {other}"), job)
+    outcomes(captioner, RunSpec(rewrite="In a {tone} tone: {caption} {other}"), job)
     (prompt,) = second_prompts(captioner)
     assert prompt.startswith("In a ") and "dry" in prompt and "A red circle" in prompt and prompt.endswith("{other}")
-    assert JobConfig(rewrite="{tone} {caption}").named_fields == {"tone"}
+    assert named_fields(RunSpec(rewrite="{tone} {caption}"), profile_of()) == {"tone"}
 
 
 def test_a_rewrite_that_fails_is_a_failed_clip_with_the_original(captioner):
@@ -93,7 +93,7 @@ def test_a_clip_that_fails_is_not_rewritten(captioner):
 
 def test_turns_follow_the_answers_before_they_were_rewritten(captioner):
     talk = JobQuestions(("What is there?", "What moves?"), in_turns=True)
-    found = outcomes(captioner, JobConfig(questions=talk, rewrite="shorter"), Job("a.mp4"))
+    found = outcomes(captioner, RunSpec(turn=talk.texts, rewrite="shorter"), Job("a.mp4"))
     assert [(one.segment, one.caption.caption) for one in found] == [(0, SHORT), (1, SHORT)]
     (second,) = [one for one in captioner.asked if one.get("earlier")]
     assert second["earlier"] == (DialogueTurn("What is there?", TEXT),)
@@ -101,7 +101,7 @@ def test_turns_follow_the_answers_before_they_were_rewritten(captioner):
 
 def test_clips_keep_their_order_one_by_one(captioner):
     jobs = [Job(f"{number}.mp4", number=number) for number in range(1, 6)]
-    found = outcomes(captioner, JobConfig(rewrite="shorter", batch=1), *jobs)
+    found = outcomes(captioner, RunSpec(rewrite="shorter", batch=1), *jobs)
     assert [one.number for one in found] == [1, 2, 3, 4, 5]
 
 
@@ -123,7 +123,7 @@ def test_a_summary_is_of_all_segments_those_of_an_earlier_run_too(captioner):
 
 
 def test_summaries_are_of_captions_as_the_model_wrote_them(captioner):
-    config = JobConfig(segment=1.5, summary=True, rewrite="shorter")
+    config = RunSpec(segment=1.5, summary=True, rewrite="shorter")
     last = outcomes(captioner, config, Job("a.mp4"))[-1].caption
     assert (last.caption, last.summary, last.original["text"]) == (SHORT, SHORT, TEXT)
     assert second_prompts(captioner)[-1].count("A red circle") == 2
@@ -157,8 +157,7 @@ def test_the_last_segment_is_captioned_with_any_other(summary):
 
 
 def test_texts_with_a_summary(captioner):
-    settings = SettingsDigest({"name": "vanilla-sd"}, FILM)
-    records = [record_of(one, settings, SAME) for one in outcomes(captioner, FILM, Job("a.mp4"))]
+    records = [record_of(one, FILM, profile_of(), SAME) for one in outcomes(captioner, FILM, Job("a.mp4"))]
     assert make_format("txt").document(records) == f"{SHORT}\n"
     lines = make_format("text").document(records).splitlines()
     assert len(lines) == 3 and lines[1].startswith("00:00:01.500-") and lines[2] == SHORT
@@ -167,7 +166,7 @@ def test_texts_with_a_summary(captioner):
 
 
 def test_a_bug_in_a_second_pass_is_no_users_error(captioner):
-    (one,) = outcomes(captioner, JobConfig(), Job("a.mp4"))
+    (one,) = outcomes(captioner, RunSpec(), Job("a.mp4"))
     assert begin_rewrite(one, "shorter") and one.request(1, None).text_only
     end_text_pass(one, None, TypeError("broken"))
     assert isinstance(one.error, TypeError) and one.caption.error["kind"] == "internal"

@@ -4,30 +4,31 @@ from contextlib import closing
 
 import pytest
 
-from tests.fake_captioner import TEXT, FakeCaptioner, FakeReader, question
+from tests.fake_captioner import TEXT, FakeCaptioner, FakeReader, profile_of, question
+from vidspec.config.run_spec import RunSpec
 from vidspec.errors import UsageError
 from vidspec.models.request import DialogueTurn
 from vidspec.runs.feed import Feed
 from vidspec.runs.formats.base import make_format
-from vidspec.runs.job import Job, JobConfig, JobQuestions
+from vidspec.runs.job import Job, JobQuestions
 from vidspec.runs.manifests import parse_manifest
 from vidspec.runs.pool import TaskQueue
 from vidspec.runs.run import caption_jobs
-from vidspec.runs.store.records import SettingsDigest, lean_record
+from vidspec.runs.store.records import lean_record, settings_digest
 
 TURNS = ("What is there?", "What moves?", "Where to?")
 TALK = JobQuestions(TURNS, in_turns=True)
 
 
 def outcomes(captioner, tasks, how):
-    with closing(Feed(tasks, how, [FakeReader()])) as feed:
+    with closing(Feed(tasks, how, captioner.client.profile, [FakeReader()])) as feed:
         return list(caption_jobs(captioner, feed, how))
 
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_each_turn_knows_those_before(captioner, batch):
     tasks = [Job(path, number=number) for number, path in enumerate(("a.mp4", "b.mp4"), start=1)]
-    found = outcomes(captioner, tasks, JobConfig(questions=TALK, batch=batch))
+    found = outcomes(captioner, tasks, RunSpec(turn=TALK.texts, batch=batch))
     for path in ("a.mp4", "b.mp4"):
         of_one = [one for one in found if one.path == path]
         assert [(work.segment, work.segments, work.is_last) for work in of_one] == [
@@ -41,7 +42,7 @@ def test_each_turn_knows_those_before(captioner, batch):
 
 
 def test_a_turn_that_fails_ends_the_talk(captioner):
-    found = outcomes(captioner, [Job("missing.mp4"), Job("a.mp4", number=2)], JobConfig(questions=TALK, batch=1))
+    found = outcomes(captioner, [Job("missing.mp4"), Job("a.mp4", number=2)], RunSpec(turn=TALK.texts, batch=1))
     kinds = [(one.path, one.segment, one.caption.error and one.caption.error["kind"]) for one in found]
     assert sorted(kinds, key=lambda one: one[0], reverse=True) == [  # of one clip as they came
         *(("missing.mp4", turn, "turn" if turn else "missing") for turn in range(3)),
@@ -50,16 +51,16 @@ def test_a_turn_that_fails_ends_the_talk(captioner):
 
 
 def test_what_was_answered_before_is_not_asked_again(captioner):
-    (*_, last) = found = outcomes(captioner, [Job("a.mp4", done={0: "A.", 1: "B."})], JobConfig(questions=TALK))
+    (*_, last) = found = outcomes(captioner, [Job("a.mp4", done={0: "A.", 1: "B."})], RunSpec(turn=TALK.texts))
     assert len(found) == 1 and last.segment == 2
     (asked,) = captioner.asked
     assert asked["earlier"] == (DialogueTurn(TURNS[0], "A."), DialogueTurn(TURNS[1], "B."))
-    failed = outcomes(captioner, [Job("a.mp4", done={0: "A.", 1: None})], JobConfig(questions=TALK))
+    failed = outcomes(captioner, [Job("a.mp4", done={0: "A.", 1: None})], RunSpec(turn=TALK.texts))
     assert [one.caption.error["kind"] for one in failed] == ["turn"] and len(captioner.asked) == 1
 
 
 def test_turns_behind_one_that_is_asked_again_are_asked_again(captioner):
-    found = outcomes(captioner, [Job("a.mp4", done={1: "B."})], JobConfig(questions=TALK))
+    found = outcomes(captioner, [Job("a.mp4", done={1: "B."})], RunSpec(turn=TALK.texts))
     assert [(one.segment, one.is_last) for one in found] == [(0, False), (1, False), (2, True)]
 
 
@@ -69,12 +70,12 @@ def test_verify_asks_plain_decoding_the_same(captioner, monkeypatch):
     monkeypatch.setattr(
         FakeCaptioner, "caption", lambda self, path, **more: told.append(more) or plain(self, path, plain=True)
     )
-    outcomes(captioner, [Job("a.mp4")], JobConfig(questions=JobQuestions(TURNS[:2], True), verify=True))
+    outcomes(captioner, [Job("a.mp4")], RunSpec(turn=TURNS[:2], verify=True))
     assert [one.get("earlier", ()) for one in told] == [(), (DialogueTurn(TURNS[0], TEXT),)]
 
 
 def test_a_captioner_that_dies_goes_on_with_the_turn(captioner):
-    how = JobConfig(questions=TALK, batch=1)
+    how = RunSpec(turn=TALK.texts, batch=1)
     queue = TaskQueue([Job("a.mp4")], "vanilla-sd")
     task = queue.take("first")
     first = outcomes(captioner, [task], how)[0]
@@ -86,13 +87,13 @@ def test_a_captioner_that_dies_goes_on_with_the_turn(captioner):
 
 def test_other_turns_are_other_settings():
     def of(entry, how):
-        return SettingsDigest({"name": "vanilla-sd"}, how).of(entry)
+        return settings_digest(entry, how, profile_of())
 
-    plain, talk = JobConfig(prompt="Describe."), JobConfig(prompt="Describe.", questions=TALK)
+    plain, talk = RunSpec(), RunSpec(turn=TURNS)
     names = [
         of(Job("a.mp4"), plain),
         of(Job("a.mp4"), talk),
-        of(Job("a.mp4"), JobConfig(prompt="Describe.", questions=JobQuestions(TURNS[:2], True))),
+        of(Job("a.mp4"), RunSpec(turn=TURNS[:2])),
         of(Job("a.mp4", questions=JobQuestions(TURNS[:1], True)), talk),
     ]
     assert len(set(names)) == 4
@@ -101,7 +102,7 @@ def test_other_turns_are_other_settings():
 
 
 def test_records_of_turns(recorded):
-    settings = SettingsDigest({"name": "vanilla-sd"}, JobConfig(prompt="Describe.", questions=TALK))
+    settings = RunSpec(turn=TURNS), profile_of()
     turns = [
         recorded(
             "a.mp4",

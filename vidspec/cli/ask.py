@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from contextlib import ExitStack, redirect_stdout
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -76,34 +75,34 @@ def _open_session(
     from vidspec.runs.inputs import require_file
     from vidspec.runs.local import readers_for
     from vidspec.runs.planning import require_devices
-    from vidspec.runs.run_settings import clip_range, job_config, profile_keys
+    from vidspec.runs.run_settings import check_machine, profile_keys, read_texts
 
     require_file(clip)
     if spec.report is not None:
         from vidspec.display.pages.page import check_page
 
         check_page(spec.report, [clip])
-    part = clip_range(spec)
+    part, spec = spec.clip_range, read_texts(spec)
     resolved = resolve_profile(spec.profile, profile_keys(spec), read_config())
     profile = resolved.profile
     if resolved.note is not None and not options.quiet:
         print_note(f"note: {resolved.note}")
-    config = replace(job_config(spec, profile), batch=1)
+    check_machine(spec, profile)
     require_devices(profile)
     for line in () if options.quiet else start.demo_notes(profile, (), f"ask {shlex.quote(clip)}"):
         print_note(line)
     fetches = not options.quiet and start.announce(profile)
-    (reader,) = readers_for(config, 1)
+    (reader,) = readers_for(spec, profile, 1)
     stack.callback(reader.close)
     with start.stage_status("opening the clip", on=not options.quiet):
-        reader.require_frames(clip, *part, config.video)
+        reader.require_frames(clip, *part, profile.video.arguments)
     with start.stage_status("loading weights", on=not (options.quiet or fetches)), start.fast_loading():
         from vidspec.captioner import Captioner
         from vidspec.decoding.captioner_models import notes_on
 
         captioner = stack.enter_context(Captioner.from_profile(profile))
     with start.stage_status("reading frames", on=not options.quiet):
-        frames = reader.read(clip, *part, config.video, partial(captioner.client.inputs.refuse, clip, None))
+        frames = reader.read(clip, *part, profile.video.arguments, partial(captioner.client.inputs.refuse, clip, None))
     reader.close()
     page = stack.enter_context(dialogue_page(spec.report, profile))
     captioner.client.return_probs = page is not None

@@ -13,11 +13,12 @@ from vidspec.escaping import one_line
 from vidspec.events.tally import Tally, counted, format_duration
 
 if TYPE_CHECKING:
+    from vidspec.config.run_spec import RunSpec
+    from vidspec.config.schema import Profile
     from vidspec.runs.destinations import Destination
-    from vidspec.runs.job import Job, JobConfig
+    from vidspec.runs.job import Job
     from vidspec.runs.planning import RunPlan
     from vidspec.runs.run_store import RunStore
-    from vidspec.runs.store.records import SettingsDigest
 
 __all__ = ["print_plan"]
 
@@ -36,13 +37,13 @@ class PlannedClip:
     error: str | None = None
 
 
-def planned_clip(job: Job, config: JobConfig) -> PlannedClip:
+def planned_clip(job: Job, spec: RunSpec) -> PlannedClip:
     """Return the part of a clip that is left, from its index alone; scenes are not detected."""
     from vidspec.runs.segments import fixed_segments
     from vidspec.video import probe
 
     if job.source is not None:
-        return PlannedClip(None, 1 if config.segment is None else None, None if job.error is None else str(job.error))
+        return PlannedClip(None, 1 if spec.segment is None else None, None if job.error is None else str(job.error))
     try:
         duration = probe(job.path).duration_s
         start, end = job.start or 0.0, duration if job.end is None else min(job.end, duration)
@@ -50,9 +51,9 @@ def planned_clip(job: Job, config: JobConfig) -> PlannedClip:
             raise VideoError(f"{job.path}: has no frame at {start:g} s or later: it lasts {duration:.3f} s")
     except VideoError as error:
         return PlannedClip(error=str(error))
-    if not isinstance(config.segment, float | int):
-        return PlannedClip(end - start, 1 if config.segment is None else None)
-    segments = [one for number, one in enumerate(fixed_segments(config.segment, start, end)) if number not in job.done]
+    if not isinstance(length := spec.segment_length, float | int):
+        return PlannedClip(end - start, 1 if spec.segment is None else None)
+    segments = [one for number, one in enumerate(fixed_segments(length, start, end)) if number not in job.done]
     return PlannedClip(sum(last - first for first, last in segments), len(segments))
 
 
@@ -65,15 +66,15 @@ def _print_clips(plan: RunPlan) -> int:
     from vidspec.runs.remaining import plan_clips
     from vidspec.runs.writers import StdoutLines
 
-    spec, entries, settings = plan.spec, plan.entries, plan.settings
+    spec, entries = plan.spec, plan.entries
     store = plan.open_store(read_only=True)
     tally = Tally()
-    jobs = plan_clips(entries, store, settings, tally, checksum=spec.checksum, retry=spec.retry_failed)
-    todo = {job.number: planned_clip(job, settings.config) for job in jobs}
+    jobs = plan_clips(entries, store, spec, plan.profile, tally)
+    todo = {job.number: planned_clip(job, spec) for job in jobs}
     out = StdoutLines()
     changes: dict[Path, str] = {}
     for number, entry in enumerate(entries, start=1):
-        one, name = todo.get(number), settings.of(entry)
+        one, name = todo.get(number), plan.settings_of(entry)
         state = _state(one, entry, store, name)
         changes |= store.file_changes(entry, name, captioned=state in ("caption", "kept"))
         part = "" if (entry.start, entry.end) == (None, None) else f"{entry.start or 0:g}-{_end(entry)}"
@@ -82,7 +83,7 @@ def _print_clips(plan: RunPlan) -> int:
     errors = [one.error for one in todo.values() if one.error]
     for line in errors:
         print_error(line)
-    _print_models(settings, _destinations_text(plan.destinations))
+    _print_models(plan.profile, _destinations_text(plan.destinations))
     for path, change in changes.items():
         print_note(f"{path}: {change}")
     left = [one for one in todo.values() if one.error is None]
@@ -107,14 +108,14 @@ def _print_shards(plan: RunPlan) -> int:
     from vidspec.runs.stores import is_url
     from vidspec.runs.writers import StdoutLines
 
-    spec, shards, settings = plan.spec, plan.entries, plan.settings
+    spec, shards = plan.spec, plan.entries
     output = plan.open_store(read_only=True).part_files
     assert output is not None
-    parts = {shard: output.finished_part(shard, settings.of(shard)) for shard in shards}
+    parts = {shard: output.finished_part(shard, plan.settings_of(shard)) for shard in shards}
     out = StdoutLines()
     for shard, part in parts.items():
         out.write(f"{'caption' if part is None else 'failed' if part.failed else 'done'}\t\t\t{one_line(shard.path)}")
-    _print_models(settings, f"a {output.form.suffix} file for each shard in {output.folder}")
+    _print_models(plan.profile, f"a {output.form.suffix} file for each shard in {output.folder}")
     for path in [Path(output.name(one.path)) for one in shards if spec.overwrite and not is_url(output.folder)]:
         if path.is_file():
             print_note(f"{path}: replaced, kept as {backup_of(path)}")
@@ -128,10 +129,10 @@ def _print_shards(plan: RunPlan) -> int:
     return int(bool(plan.found.unreadable))
 
 
-def _print_models(settings: SettingsDigest, places: str) -> None:
-    models = settings.profile["models"]
-    named = models["pair"] or " + ".join(filter(None, (models["target"], models["draft"])))
-    print_note(f"dry run: nothing is loaded or written; {named}, profile {settings.name}; {places}")
+def _print_models(profile: Profile, places: str) -> None:
+    models = profile.models
+    named = models.pair or " + ".join(filter(None, (models.target, models.draft)))
+    print_note(f"dry run: nothing is loaded or written; {named}, profile {profile.name}; {places}")
 
 
 def _state(left: PlannedClip | None, entry: Job, store: RunStore, settings: str) -> str:

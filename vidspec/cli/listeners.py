@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from vidspec.cli.printed import print_event, print_note
 from vidspec.cli.report import print_failure, print_traceback, progress, summary, timing_summary
+from vidspec.config.run_spec import RunSpec
 from vidspec.display.state import ClipStates, PanelState
 from vidspec.escaping import escape_text
 from vidspec.events.events import Event, Opened, Restarted, Round
@@ -15,7 +16,6 @@ from vidspec.events.record import Caption
 from vidspec.events.tally import Tally
 from vidspec.models.detokenizer import cut_at_stop
 from vidspec.runs.formats.base import MARK
-from vidspec.runs.job import JobConfig
 from vidspec.runs.rendering import rendered_beginning, whole_words
 from vidspec.runs.writers import StdoutLines
 
@@ -100,25 +100,25 @@ class StreamedText(RunObserver):
     Args:
         lines: the output of captions.
         stop: strings that end a text.
-        config: of the run.
+        spec: the run.
         fields: of the clip, for the template.
     """
 
     def __init__(
-        self, lines: StdoutLines, stop: Sequence[str], config: JobConfig, fields: Mapping[str, str] | None = None
+        self, lines: StdoutLines, stop: Sequence[str], spec: RunSpec, fields: Mapping[str, str] | None = None
     ) -> None:
-        self._lines, self._stop, self._config, self._fields = lines, stop, config, fields
+        self._lines, self._stop, self._spec, self._fields = lines, stop, spec, fields
         self._mark = self._text = ""
 
     def event(self, number: int, event: Event) -> None:
         if isinstance(event, Opened):
-            self._mark = MARK if event.demo and not self._config.models_named else ""
+            self._mark = MARK if event.demo and not self._spec.names_models else ""
         elif isinstance(event, Restarted):
             self._text = ""
         elif isinstance(event, Round):
             self._text += "".join(event.texts)
             if words := whole_words(cut_at_stop(self._text, self._stop, unfinished=True)):
-                text = rendered_beginning(words, self._config.template, self._fields)
+                text = rendered_beginning(words, self._spec.template, self._fields)
                 self._lines.begin(escape_text(self._mark + text))
 
     def end(self, number: int, caption: Caption) -> None:

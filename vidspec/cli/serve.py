@@ -115,14 +115,15 @@ def _serve(spec: RunSpec, options: TerminalOptions, config: ServeConfig, listene
     from vidspec.decoding.default_profile import resolve_profile
     from vidspec.runs.feed import reader_count
     from vidspec.runs.planning import require_devices
-    from vidspec.runs.run_settings import job_config, profile_keys
+    from vidspec.runs.run_settings import check_machine, profile_keys, read_texts
 
     require_one_prompt("serve", spec)
+    spec = read_texts(spec)
     resolved = resolve_profile(spec.profile, profile_keys(spec), read_config())
     profile = resolved.profile
     if resolved.note is not None and not options.quiet:
         print_note(f"note: {resolved.note}")
-    job = job_config(spec, profile)
+    check_machine(spec, profile)
     require_devices(profile)
     for line in () if options.quiet else start.demo_notes(profile, (), "serve"):
         print_note(line)
@@ -139,7 +140,7 @@ def _serve(spec: RunSpec, options: TerminalOptions, config: ServeConfig, listene
             print_note(f"note: {line}")
         target = profile.models.pair or models_record(captioner.client.setup)["target"].rstrip("/")
         model = config.name or os.path.basename(target)
-        config = replace(config, name=model, readers=reader_count(job))
+        config = replace(config, name=model, readers=reader_count(spec))
         server = build_server(build_app(captioner, config, print_note), config)
         shown = f"[{host}]" if ":" in host else host
         listener.listen(BACKLOG)

@@ -174,13 +174,14 @@ def _text_stream(run: Run, shown: RunObserver, *, quiet: bool) -> Iterator[RunOb
 
     None if a panel shows the caption on the same terminal, or if ``--verify`` or ``--rewrite`` may still change it.
     """
+    from vidspec.runs.job import questions_of
     from vidspec.runs.writers import StdoutLines
 
     plan, stream = run.plan, run.store.only_stream
-    parts = plan.how.segment is not None or plan.how.questions_of(plan.entries[0]) is not None
-    pending = plan.how.verify or plan.how.rewrite is not None
+    parts = plan.spec.segment is not None or questions_of(plan.entries[0], plan.spec) is not None
+    pending = plan.spec.verify or plan.spec.rewrite is not None
     if plan.several or parts or pending or stream is None or not stream.form.is_prose:
         return
     panel = not (quiet or isinstance(shown, RestartNotes))
     if isinstance(stream.lines, StdoutLines) and not (panel and stream.lines.terminal):
-        yield StreamedText(stream.lines, plan.profile.generate.stop, plan.how, plan.entries[0].fields)
+        yield StreamedText(stream.lines, plan.profile.generate.stop, plan.spec, plan.entries[0].fields)

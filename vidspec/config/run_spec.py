@@ -7,9 +7,11 @@ they do for the keys of a profile. Errors mark the field that they are about (:f
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -18,6 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from vidspec.bounds import MANY
 from vidspec.config.prompts import style_schema
 from vidspec.config.sections import Flag, GenerateSection, ModelsSection, VideoSection
+from vidspec.config.values import parse_seconds, parse_time
 from vidspec.errors import UsageError, option, spell_argument
 from vidspec.registry import key, nearest
 
@@ -28,12 +31,15 @@ __all__ = [
     "Text",
     "flag_of",
     "parse_batch",
+    "parse_segment",
     "parse_size",
     "spell_keyword",
     "split_keywords",
 ]
 
 EngineName: TypeAlias = Literal["local", "ray"]
+#: Seconds of the shortest segment; hours of video in shorter ones would be more parts than memory holds.
+SHORTEST_SEGMENT = 0.1
 #: Treatment of caption files that no run wrote.
 ExistingFiles: TypeAlias = Literal["skip", "replace", "use"]
 
@@ -277,6 +283,49 @@ class RunSpec(BaseModel):
         return spec
 
     @property
+    def segment_length(self) -> float | str | None:
+        """Length of a segment in seconds, ``scenes``, or None for whole clips."""
+        return parse_segment(self.segment)
+
+    @property
+    def clip_range(self) -> tuple[float | None, float | None]:
+        """``start`` and ``end`` in seconds.
+
+        Raises:
+            UsageError: one is not a time, or the end is not after the start.
+        """
+        start, end = parse_time(self.start, option("start")), parse_time(self.end, option("end"))
+        if end is not None and end <= (start or 0.0):
+            raise UsageError(f"{option('end', self.end)}: must be after {option('start', self.start or 0)}")
+        return start, end
+
+    @property
+    def batch_size(self) -> int | None:
+        """Maximum of clips captioned at once; None leaves it to the captioner."""
+        return parse_batch(self.batch)
+
+    @property
+    def questions(self) -> tuple[str, ...]:
+        """Several questions about each clip, turns of a dialogue or independent prompts; empty for one prompt."""
+        return self.turn or (self.prompt if len(self.prompt) > 1 else ())
+
+    @property
+    def single_prompt(self) -> str | None:
+        """The prompt if there is one."""
+        return self.prompt[0] if len(self.prompt) == 1 else None
+
+    @property
+    def names_models(self) -> bool:
+        """True if the models were chosen; otherwise captions of the built-in models are marked."""
+        return not {"models.pair", "models.target"}.isdisjoint(self.overrides)
+
+    def for_clips(self, total: int) -> RunSpec:
+        """Return the run over so many clips. A lone one that is verified is measured: no more work."""
+        if not (self.baseline or (self.verify and total == 1)):
+            return self
+        return self.model_copy(update={"baseline": True, "batch": "1"})
+
+    @property
     def is_remote(self) -> bool:
         """True if captioners run in other processes or on other machines."""
         return self.replicas is not None or self.engine == "ray"
@@ -307,6 +356,9 @@ class RunSpec(BaseModel):
                 raise UsageError(f"{option(name)}: is empty")
         self._check_prompts()
         parse_batch(self.batch)
+        parse_segment(self.segment)
+        parse_size(self.max_fetch, option("max_fetch"))
+        _ = self.clip_range
         if self.existing == "skip" and self.overwrite:
             raise UsageError(f"{option('existing', 'skip')} and {option('overwrite')} exclude each other")
         texts = (self.template, self.rewrite, *self.prompt, *self.turn)
@@ -425,6 +477,25 @@ def parse_size(text: str, origin: str) -> int:
     if not 0 < size < 2**63:
         raise UsageError(f"{origin} {text}: must be a size, such as 500MB or 2GiB")
     return size
+
+
+@lru_cache(8)
+def parse_segment(text: str | None) -> float | str | None:
+    """Parse the length of a segment: ``scenes``, seconds (``30s``, ``2m``, ``1:30``), or None.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    if text is None or text == "scenes":
+        return text
+    try:
+        length = parse_seconds(text)
+    except ValueError:
+        length = 0.0
+    if not (math.isfinite(length) and length >= SHORTEST_SEGMENT):
+        what = f"must be scenes or a length such as 30s, of {SHORTEST_SEGMENT:g} s or more"
+        raise UsageError(f"{option('segment', text)}: {what}")
+    return length
 
 
 def parse_batch(text: str) -> int | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +24,10 @@ from vidspec.registry import OptionConflict, build_part
 from vidspec.schedule import schedules
 
 __all__ = ["Profile"]
+
+#: Keys that do not affect captions. Threads and packed weights may change the last bits of a sum, which is not meant to
+#: change a caption.
+_NOT_IN_CAPTIONS = ("name", "about", "models.device", "models.threads", "models.packed", "workers", "video.stall")
 
 
 def _absolute(files: object) -> object:
@@ -78,6 +84,15 @@ class Profile(Section):
         if isinstance(data, Mapping):
             return {key: value for key, value in data.items() if value is not None}
         return data
+
+    @cached_property
+    def caption_keys(self) -> str:
+        """Keys that may change a caption, as JSON; without the name, devices and speed."""
+        own = {key: value for key, value in self.model_dump().items() if key not in _NOT_IN_CAPTIONS}
+        for key, value in own.items():
+            if isinstance(value, Mapping):
+                own[key] = {name: one for name, one in value.items() if f"{key}.{name}" not in _NOT_IN_CAPTIONS}
+        return json.dumps(own, sort_keys=True, default=str)
 
     @property
     def drafter(self) -> DrafterKind | None:

@@ -1,8 +1,9 @@
-"""Pydantic validators of single profile values that need more than a type and bounds."""
+"""Pydantic validators of single profile values that need more than a type and bounds, and times of clips."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -10,8 +11,21 @@ from pydantic_core import PydanticCustomError
 
 from vidspec.bounds import COLDEST, HOTTEST, WIDEST
 from vidspec.drafting.static_tree import parse_tree
+from vidspec.errors import UsageError
 
-__all__ = ["device", "gamma", "json_schema", "packed", "shares", "strings", "temperature", "tree", "words"]
+__all__ = [
+    "device",
+    "gamma",
+    "json_schema",
+    "packed",
+    "parse_seconds",
+    "parse_time",
+    "shares",
+    "strings",
+    "temperature",
+    "tree",
+    "words",
+]
 
 
 def tree(text: str) -> str:
@@ -91,3 +105,37 @@ def json_schema(value: object) -> object:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, RecursionError) as error:
         raise PydanticCustomError("json_schema", "{text}", {"text": f"must be JSON ({error})"}) from error
+
+
+def parse_seconds(text: str) -> float:
+    """Parse ``90``, ``1.5``, ``30s``, ``2m``, ``1h``, ``1:30`` or ``0:01:30.5`` as seconds.
+
+    Raises:
+        ValueError: the text has none of these forms.
+    """
+    clock = re.fullmatch(r"(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)", text.strip())
+    if clock:
+        return int(clock[1] or 0) * 3600 + int(clock[2]) * 60 + float(clock[3])
+    unit = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|sec|m|min|h)?", text.strip())
+    if not unit:
+        raise ValueError(f"{text!r} is not a time")
+    return float(unit[1]) * {"m": 60, "min": 60, "h": 3600}.get(unit[2] or "s", 1)
+
+
+def parse_time(value: object, where: str) -> float | None:
+    """Parse a time of a manifest or a run to seconds; None if unset.
+
+    Raises:
+        UsageError: it is not a time; the message begins with ``where``.
+    """
+    if value is None or value == "":
+        return None
+    try:
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ValueError
+        time = parse_seconds(value) if isinstance(value, str) else float(value)
+    except (ValueError, OverflowError):
+        raise UsageError(f"{where} {value!r}: must be seconds or [hh:]mm:ss, from 0") from None
+    if not (math.isfinite(time) and time >= 0):
+        raise UsageError(f"{where} {value!r}: must be zero or more seconds")
+    return time

@@ -1,10 +1,10 @@
 """Runs over many clips: find, read, caption and record them, and resume after a crash. No torch, no terminal.
 
-job                         Job: one clip or part, from its name to its record; JobConfig: settings of all jobs
+job                         Job: one clip or part, from its name to its record, and what is asked about it
 inputs, manifests           command-line inputs -> unique Jobs
 containers, stores          clips in tar and Parquet shards -> Jobs, and one at a time as a file; files behind URLs
 shards                      selection of this machine's clips
-planning, destinations      RunSpec -> RunPlan: clips, settings and destinations; run_settings: a spec in other types
+planning, destinations      RunSpec -> RunPlan: clips, profile and destinations; run_settings: checks of a spec
 remaining                   work left by an earlier run; results -> records, counts and events
 running, reporter           a plan carried out; what a run says beside its results
 records                     identity of a captioning; the record of a result

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
-from vidspec.errors import VideoError
-from vidspec.runs.access import Access
+from vidspec.config.run_spec import parse_size
+from vidspec.errors import UsageError, VideoError, option
+from vidspec.runs.access import Access, check_allowed_url
 
-__all__ = ["Allowance", "FetchLimits"]
+if TYPE_CHECKING:
+    from vidspec.config.run_spec import RunSpec
+
+__all__ = ["Allowance", "FetchLimits", "fetch_limits"]
 
 T = TypeVar("T")
 
@@ -33,6 +38,20 @@ class FetchLimits(NamedTuple):
     timeout: float | None = None
     most: int = MAX_FETCH
     access: Access = Access()
+
+
+def fetch_limits(spec: RunSpec, shard: str | None = None) -> FetchLimits:
+    """Return the limits of a run for fetched clips, and what rows of a shard may name.
+
+    Raises:
+        UsageError: names the option.
+    """
+    for folder in spec.allow_paths:
+        if not os.path.isdir(folder):
+            raise UsageError(f"{option('allow_paths', folder)}: there is no such folder")
+    access = Access(spec.allow_paths, tuple(map(check_allowed_url, spec.allow_urls)))
+    most = parse_size(spec.max_fetch, option("max_fetch"))
+    return FetchLimits(spec.timeout, most, access.with_typed(*spec.paths, *((shard,) if shard else ())))
 
 
 class Allowance:

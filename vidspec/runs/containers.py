@@ -264,8 +264,10 @@ class ShardFiles:
         self._skipped: OrderedDict[int, bytes | str | None] = OrderedDict()
 
     @contextmanager
-    def local(self, path: str, source: MemberSource | None) -> Iterator[str]:
+    def local(self, path: str, source: MemberSource | None, shard: str | None = None) -> Iterator[str]:
         """Provide the clip as a local file within the context; errors that name the file are made to name the clip.
+
+        A shard may be fetched from a private address, and its rows may name its host.
 
         Raises:
             VideoError: the clip cannot be fetched.
@@ -273,17 +275,20 @@ class ShardFiles:
         if source is None:
             yield path
             return
+        limits = self._limits
+        if shard is not None:
+            limits = limits._replace(access=limits.access.with_typed(shard))
         with TemporaryDirectory(prefix="vidspec-", ignore_cleanup_errors=True) as folder:
             suffix = posixpath.splitext(path)[1].lower()  # the rest of the name may be any text
             file = Path(folder, f"clip{suffix if suffix[1:] in EXTENSIONS or suffix[1:] in IMAGES else ''}")
             try:
                 if source.column is None:
-                    copy(source.url, file, source.start, source.size, self._limits)
-                elif isinstance(content := self._read_row(source), str):
-                    named = self._limits.access.locate(source.url, content)
+                    copy(source.url, file, source.start, source.size, limits)
+                elif isinstance(content := self._read_row(source, limits), str):
+                    named = limits.access.locate(source.url, content)
                     file = file.with_suffix(posixpath.splitext(content)[1].lower() or ".mp4")
                     if is_url(named):
-                        copy(named, file, limits=self._limits)
+                        copy(named, file, limits=limits)
                     else:
                         file = Path(named)
                 else:
@@ -301,12 +306,14 @@ class ShardFiles:
         with self._lock:
             self._close_column()
 
-    def _read_row(self, source: MemberSource) -> bytes | str:
+    def _read_row(self, source: MemberSource, limits: FetchLimits) -> bytes | str:
         """Return the bytes of a row, or the path that it names instead."""
         with self._lock:
-            content = retry(source.url, partial(self._next_value, source.url, source.column or "", source.start))
-        if isinstance(content, bytes) and len(content) > self._limits.most:
-            raise Allowance(source.url, self._limits).size_error()
+            content = retry(
+                source.url, partial(self._next_value, source.url, source.column or "", source.start, limits)
+            )
+        if isinstance(content, bytes) and len(content) > limits.most:
+            raise Allowance(source.url, limits).size_error()
         return content
 
     def _close_column(self) -> None:
@@ -314,11 +321,11 @@ class ShardFiles:
             self._values.close()
         self._values = None
 
-    def _next_value(self, url: str, column: str, row: int) -> bytes | str:
+    def _next_value(self, url: str, column: str, row: int, limits: FetchLimits) -> bytes | str:
         """Return a value of a column, which is read forward page by page and reopened for an earlier row."""
         if self._values is None or (url, column) != self._column or (row < self._next and row not in self._skipped):
             self._close_column()
-            self._column, self._values, self._next = (url, column), _iter_column(url, column, row, self._limits), row
+            self._column, self._values, self._next = (url, column), _iter_column(url, column, row, limits), row
             self._skipped.clear()
         try:
             while self._next <= row:

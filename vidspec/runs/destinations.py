@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vidspec.config.schema import Profile
     from vidspec.runs.formats.base import OutputFormat, PartFormat
     from vidspec.runs.inputs import InputListing
-    from vidspec.runs.job import Job, JobConfig
+    from vidspec.runs.job import Job
     from vidspec.runs.renderers import Renderer
     from vidspec.runs.run_store import RunStore
     from vidspec.runs.shards import Shard
@@ -277,10 +277,10 @@ def check_files_distinct(
 
 def open_store(
     spec: RunSpec,
+    profile: Profile,
     destinations: Sequence[Destination],
     entries: Sequence[Job],
     shard: Shard | None,
-    config: JobConfig,
     *,
     run: CaptionRun,
     read_only: bool,
@@ -293,14 +293,14 @@ def open_store(
     from vidspec.runs.run_store import RunStore
     from vidspec.runs.writers import Stream
 
-    shown = [_renderer(spec, place, entries, config, read_only=read_only) for place in destinations]
+    shown = [_renderer(spec, profile, place, entries, read_only=read_only) for place in destinations]
     shown = [one for one in shown if not (read_only and isinstance(one, Stream))]
     label = shard.label if shard else ""
     return RunStore(shown, entries, label=label, overwrite=spec.overwrite, read_only=read_only, run=run)
 
 
 def _renderer(
-    spec: RunSpec, place: Destination, entries: Sequence[Job], config: JobConfig, *, read_only: bool
+    spec: RunSpec, profile: Profile, place: Destination, entries: Sequence[Job], *, read_only: bool
 ) -> Renderer:
     """Return what shows the records in a destination."""
     from vidspec.runs.clip_files import ClipFiles
@@ -315,7 +315,7 @@ def _renderer(
     if place.names:
         return ClipFiles(place.names, spec.existing or "skip")
     if place.segments is not None:
-        return SegmentFiles(place.segments, spec.existing or "skip", config)
+        return SegmentFiles(place.segments, spec.existing or "skip", spec, profile)
     if path is None:
         return Stream(StdoutLines(prose=form.is_prose), form)
     if spec.output is None and path.is_symlink():

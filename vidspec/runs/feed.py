@@ -13,10 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from vidspec.events.wake import WakeEvent
+from vidspec.runs.allowance import fetch_limits
 from vidspec.runs.containers import ShardFiles
-from vidspec.runs.job import Job, JobConfig, MemberSource
+from vidspec.runs.job import Job, MemberSource, asked_of, is_one_by_one, questions_of
 
 if TYPE_CHECKING:
+    from vidspec.config.run_spec import RunSpec
+    from vidspec.config.schema import Profile
     from vidspec.runs.reader import ClipReader
     from vidspec.video.base import Clip
     from vidspec.video.reading import CheckFrameCount
@@ -27,8 +30,8 @@ __all__ = ["MAX_BYTES", "Feed", "Prepare", "Refuse", "cores", "reader_count"]
 Prepare: TypeAlias = "Callable[[Clip], int]"
 #: Raises if a captioner cannot take a clip: path, prompt (None for the profile's), frames, their height and width.
 Refuse: TypeAlias = "Callable[[str, str | None, int, int, int], None]"
-#: Path, source, start and end of a clip. Not the job, which would keep its frames while they can be read again.
-_ClipPlace: TypeAlias = tuple[str, MemberSource | None, float | None, float | None]
+#: Path, source, shard, start and end of a clip. Not the job, which would keep its frames while they can be read again.
+_ClipPlace: TypeAlias = tuple[str, MemberSource | None, str | None, float | None, float | None]
 #: Bytes of main memory for all clips that the models have not encoded yet.
 MAX_BYTES = 1 << 30
 #: Maximum of reader processes; more rarely speed up a disk, and each may take the memory of a hard clip.
@@ -40,12 +43,12 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def reader_count(config: JobConfig, clips: int | None = None) -> int:
+def reader_count(spec: RunSpec, clips: int | None = None) -> int:
     """Return the number of readers for a run over ``clips`` clips, None if unknown.
 
     If clips are captioned one at a time there is one reader, which keeps their order.
     """
-    if config.batch == 1 or (clips is not None and clips < 2 and config.segment is None):
+    if spec.batch_size == 1 or (clips is not None and clips < 2 and spec.segment is None):
         return 1
     return max(2, min(MAX_READERS, cores() // 2))
 
@@ -53,7 +56,7 @@ def reader_count(config: JobConfig, clips: int | None = None) -> int:
 class Feed:
     """Reads the parts left of ``jobs``: clips or their segments, each with its frames or the error of reading it.
 
-    One thread per reader reads while fewer than ``config.ahead`` parts wait to be taken and all parts that are neither
+    One thread per reader reads while fewer than ``spec.ahead`` parts wait to be taken and all parts that are neither
     encoded (:meth:`mark_encoded`) nor released take less than ``max_bytes``; a clip of any size is read if there is no
     other. A part being read counts as much as the largest so far. Parts come in the order in which they become ready;
     with one reader that is the order of the jobs. If a clip's segments are captioned one after the other, several
@@ -61,7 +64,8 @@ class Feed:
 
     Args:
         jobs: the clips; each is drawn when there is room for it, one at a time. Drawing may block.
-        config: settings of the run.
+        spec: the run.
+        profile: of the captioner.
         readers: read frames and segments; closed with the feed.
         prepare: the captioner's preprocessing, done ahead; its errors are ignored here because they recur and are
             reported when the clip is captioned.
@@ -77,7 +81,8 @@ class Feed:
     def __init__(
         self,
         jobs: Iterable[Job],
-        config: JobConfig,
+        spec: RunSpec,
+        profile: Profile,
         readers: Sequence[ClipReader],
         prepare: Prepare | None = None,
         refuse: Refuse | None = None,
@@ -86,10 +91,10 @@ class Feed:
         *,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        self.config, self.wake = config, WakeEvent()
-        self._video = {**config.video, "sound": max_audio_s, "gpu": gpu}
+        self.spec, self.profile, self.wake = spec, profile, WakeEvent()
+        self._video = {**profile.video.arguments, "sound": max_audio_s, "gpu": gpu}
         self._jobs, self._prepare, self._refuse, self._max_bytes = iter(jobs), prepare, refuse, max_bytes
-        self._readers, self._in_order, self._files = readers, len(readers) == 1, ShardFiles(config.fetch)
+        self._readers, self._in_order, self._files = readers, len(readers) == 1, ShardFiles(fetch_limits(spec))
         self._changed = threading.Condition()
         self._drawing = self._drawn = self._closed = False
         self._busy = 0  # threads that are reading or cutting
@@ -163,7 +168,7 @@ class Feed:
         return self._drawn and not (self._busy or self._unread or self._following)
 
     def _has_room(self) -> bool:
-        if self._busy + len(self._ready) >= max(1, self.config.ahead):
+        if self._busy + len(self._ready) >= max(1, self.spec.ahead):
             return False
         return not self._bytes or self.nbytes + self._largest <= self._max_bytes
 
@@ -175,11 +180,11 @@ class Feed:
                 size = 0
                 if job.error is not None:
                     ready = job
-                elif self.config.segment is None or job.segment is not None:
+                elif self.spec.segment is None or job.segment is not None:
                     ready, size = job, self._read(job, reader)
                 else:
                     try:
-                        segments = self._cut(job, reader, self.config.segment)
+                        segments = self._cut(job, reader)
                     except Exception as error:
                         job.error, ready = error, job
                 with self._changed:
@@ -231,28 +236,28 @@ class Feed:
 
     def _queue_segments(self, segments: Sequence[Job]) -> None:
         """Queue the segments of one clip for reading."""
-        if segments[2:] and self.config.one_by_one(segments[0]) and not self._in_order:
+        if segments[2:] and is_one_by_one(segments[0], self.spec) and not self._in_order:
             self._unread.extend(segments[:2])
             self._following[segments[0].number] = deque(segments[2:])
         else:
             self._unread.extend(segments)
 
-    def _cut(self, job: Job, reader: ClipReader, segment: float | str) -> list[Job]:
+    def _cut(self, job: Job, reader: ClipReader) -> list[Job]:
         """Return the segments of a clip that are left."""
-        with self._files.local(job.path, job.source) as file:
-            spans = reader.segments(file, segment, job.start, job.end)
+        with self._files.local(job.path, job.source, job.shard) as file:
+            spans = reader.segments(file, self.spec.segment_length or "scenes", job.start, job.end)
         parts = [job.part(number, len(spans)) for number in range(len(spans)) if number not in job.done]
         for part in parts:
             part.start, part.end = spans[part.segment or 0]
-            part.spans = tuple(spans) if self.config.summary else ()
+            part.spans = tuple(spans) if self.spec.summary else ()
         return parts
 
     def _read(self, job: Job, reader: ClipReader) -> int:
         """Read the frames of a job, or set the error of reading them; return its size in bytes."""
         began = time.monotonic()
-        job.asked = self.config.asked_of(job)
+        job.asked = asked_of(job, self.profile)
         check = partial(self._refuse, job.path, job.asked) if self._refuse is not None else None
-        place = job.path, job.source, job.start, job.end
+        place = job.path, job.source, job.shard, job.start, job.end
         try:
             job.clip = _read_clip(self._files, reader, self._video, place, check)
         except Exception as error:
@@ -260,8 +265,8 @@ class Feed:
         job.spent = time.monotonic() - began
         if job.error is not None:
             return 0
-        if not (self.config.baseline or self.config.verify or self.config.questions_of(job)):  # these reuse frames
-            job.reread = partial(_read_again, self.config, self._video, place)
+        if not (self.spec.baseline or self.spec.verify or questions_of(job, self.spec)):  # these reuse frames
+            job.reread = partial(_read_again, self.spec, self.profile.video.stall, self._video, place)
         if job.clip is None:
             return 0
         size = job.clip.nbytes
@@ -271,10 +276,10 @@ class Feed:
         return size
 
 
-def _read_again(config: JobConfig, video: Mapping[str, object], place: _ClipPlace) -> Clip:
+def _read_again(spec: RunSpec, stall: float, video: Mapping[str, object], place: _ClipPlace) -> Clip:
     from vidspec.runs.reader import ClipReader
 
-    files, reader = ShardFiles(config.fetch), ClipReader(config.timeout, config.stall)
+    files, reader = ShardFiles(fetch_limits(spec)), ClipReader(spec.timeout, stall)
     with closing(files), closing(reader):
         return _read_clip(files, reader, video, place)
 
@@ -287,7 +292,7 @@ def _read_clip(
     check: CheckFrameCount | None = None,
 ) -> Clip:
     """Return the frames of a clip; one of a shard has its own name, not that of the file it was copied to."""
-    path, source, start, end = place
-    with files.local(path, source) as file:
+    path, source, shard, start, end = place
+    with files.local(path, source, shard) as file:
         clip = reader.read(file, start, end, video, check)
     return clip if source is None or clip is None else replace(clip, facts=replace(clip.facts, path=path))

@@ -1,4 +1,4 @@
-"""Data classes of a run: :class:`Job`, one clip or part from its name to its result, and settings. Reads no clip."""
+"""One clip of a run, or a part of it, from its name to its result, and what is asked about it. Reads no clip."""
 
 from __future__ import annotations
 
@@ -7,20 +7,31 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from vidspec.bounds import STALL
 from vidspec.errors import VidspecError
 from vidspec.escaping import mark_value
 from vidspec.events.record import Caption, failed_caption
 from vidspec.models.request import CaptionRequest, DialogueTurn, Question
-from vidspec.runs.allowance import FetchLimits
 from vidspec.runs.rendering import column_text, fill_fields, has_field, names_in_braces, template_fields
 
 if TYPE_CHECKING:
+    from vidspec.config.run_spec import RunSpec
+    from vidspec.config.schema import Profile
     from vidspec.models.prefix_cache import PrefixCache
     from vidspec.runs.store.records import FileContent
     from vidspec.video.base import Clip
 
-__all__ = ["CONTEXT", "Job", "JobConfig", "JobQuestions", "MemberSource", "TextPass"]
+__all__ = [
+    "CONTEXT",
+    "Job",
+    "JobQuestions",
+    "MemberSource",
+    "TextPass",
+    "asked_of",
+    "is_one_by_one",
+    "named_fields",
+    "prompt_of",
+    "questions_of",
+]
 
 #: A second pass without the video: over a caption, or over those of all segments.
 TextPass: TypeAlias = Literal["rewrite", "summary"]
@@ -226,82 +237,38 @@ class Job:
         return all(number in self.done for number in range(self.segment + 1, self.segments))
 
 
-@dataclass(frozen=True)
-class JobConfig:
-    """Settings of all jobs of a run; plain values that can be pickled.
+def questions_of(job: Job, spec: RunSpec) -> JobQuestions | None:
+    """Return the questions about a clip; None if it has one prompt."""
+    planned = job.planned_job
+    if planned.questions or planned.prompt or not spec.questions:
+        return planned.questions
+    return JobQuestions(spec.questions, bool(spec.turn))
 
-    Attributes:
-        video: ``frames, fps, max_pixels, decoder, allow_damaged`` as ``vidspec.video.read`` takes them.
-        prompt: prompt of the run; context is added to it, a job's own prompt replaces it.
-        questions: questions about each clip in place of the prompt.
-        segment: None for whole clips, ``scenes``, or the length of a segment in seconds.
-        context: quote the previous segment's caption in a segment's prompt.
-        baseline, verify: also run plain decoding, to report the true speed-up or to fail on a difference.
-        timeout: time limit per clip (or segment) in seconds; None for no limit.
-        stall: seconds without a packet or frame after which reading is stopped.
-        fetch: fetch limits for clips that are no local files.
-        batch: maximum of clips captioned at once; None leaves it to the captioner.
-        ahead: maximum of clips read ahead.
-        total: number of clips in the run.
-        template: text around each written caption, see :mod:`vidspec.runs.rendering`; None for no template.
-        rewrite: instruction, or prompt with ``{caption}``, of a second pass over each caption; None for none.
-        summary: summarise the captions of a clip's segments.
-        events: answers are timed events, checked against the clip's length.
-        models_named: True if the user named the models; otherwise captions of built-in models are marked.
+
+def is_one_by_one(job: Job, spec: RunSpec) -> bool:
+    """Return True if the parts of a clip are captioned one after the other."""
+    return spec.context or job.run_alone
+
+
+def prompt_of(job: Job, spec: RunSpec, profile: Profile) -> str:
+    """Return the prompt of a clip or its part with its fields filled, without context."""
+    questions = questions_of(job, spec)
+    text = questions.texts[job.segment or 0] if questions else job.planned_job.prompt or profile.generate.prompt
+    return fill_fields(text, job.fields)
+
+
+def asked_of(job: Job, profile: Profile) -> str | None:
+    """Return the prompt of a clip for the model; None for the profile's.
+
+    The values of its fields are marked, so that control tokens of the model are plain text in them.
     """
+    prompt, fields = job.planned_job.prompt or profile.generate.prompt, job.fields
+    if not has_field(prompt, fields):
+        return job.planned_job.prompt
+    return fill_fields(prompt, {name: mark_value(value) for name, value in fields.items()})
 
-    video: Mapping[str, object] = field(default_factory=dict)
-    prompt: str = ""
-    questions: JobQuestions | None = None
-    segment: float | str | None = None
-    context: bool = False
-    baseline: bool = False
-    verify: bool = False
-    timeout: float | None = None
-    stall: float = STALL
-    fetch: FetchLimits = field(default_factory=FetchLimits)
-    batch: int | None = None
-    ahead: int = 8
-    total: int = 1
-    template: str | None = None
-    rewrite: str | None = None
-    summary: bool = False
-    events: bool = False
-    models_named: bool = False
 
-    def for_clips(self, total: int) -> JobConfig:
-        """Return the settings of a run over so many clips. A lone one that is verified is measured: no more work."""
-        measured = self.baseline or (self.verify and total == 1)
-        return replace(self, total=total, baseline=measured, batch=1 if measured else self.batch)
-
-    def questions_of(self, job: Job) -> JobQuestions | None:
-        """Return the questions about a clip; None if it has one prompt."""
-        planned = job.planned_job
-        return planned.questions if planned.questions or planned.prompt else self.questions
-
-    def one_by_one(self, job: Job) -> bool:
-        """Return True if the parts of a clip are captioned one after the other."""
-        return self.context or job.run_alone
-
-    def prompt_of(self, job: Job) -> str:
-        """Return the prompt of a clip or its part with its fields filled, without context."""
-        questions = self.questions_of(job)
-        text = questions.texts[job.segment or 0] if questions else job.planned_job.prompt or self.prompt
-        return fill_fields(text, job.fields)
-
-    def asked_of(self, job: Job) -> str | None:
-        """Return the prompt of a clip for the model; None for the profile's.
-
-        The values of its fields are marked, so that control tokens of the model are plain text in them.
-        """
-        prompt, fields = job.planned_job.prompt or self.prompt, job.fields
-        if not has_field(prompt, fields):
-            return job.planned_job.prompt
-        return fill_fields(prompt, {name: mark_value(value) for name, value in fields.items()})
-
-    @property
-    def named_fields(self) -> set[str]:
-        """All names in braces in the run's template and prompts."""
-        texts = (self.prompt, *(self.questions.texts if self.questions else ()))
-        own = names_in_braces(self.rewrite or "") - {"caption"}
-        return template_fields(self.template).union(own, *map(names_in_braces, texts))
+def named_fields(spec: RunSpec, profile: Profile) -> set[str]:
+    """Return all names in braces in a run's template and prompts."""
+    own = names_in_braces(spec.rewrite or "") - {"caption"}
+    return template_fields(spec.template).union(own, *map(names_in_braces, (profile.generate.prompt, *spec.questions)))

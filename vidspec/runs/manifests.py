@@ -5,18 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import cast
 
+from vidspec.config.values import parse_time
 from vidspec.errors import UsageError
 from vidspec.runs.job import Job, JobQuestions
 from vidspec.runs.stores import join_url
 
-__all__ = ["SUFFIXES", "parse_manifest", "parse_seconds", "parse_time"]
+__all__ = ["SUFFIXES", "parse_manifest"]
 
 SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv")
 #: Names of the column of paths: also those of Hugging Face's folders, LTX's trainer and musubi-tuner.
@@ -75,21 +74,6 @@ def parse_manifest(text: str, name: str, folder: str) -> Iterator[Job]:
         )
 
 
-def parse_seconds(text: str) -> float:
-    """Parse ``90``, ``1.5``, ``30s``, ``2m``, ``1h``, ``1:30`` or ``0:01:30.5`` as seconds.
-
-    Raises:
-        ValueError: the text has none of these forms.
-    """
-    clock = re.fullmatch(r"(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)", text.strip())
-    if clock:
-        return int(clock[1] or 0) * 3600 + int(clock[2]) * 60 + float(clock[3])
-    unit = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|sec|m|min|h)?", text.strip())
-    if not unit:
-        raise ValueError(f"{text!r} is not a time")
-    return float(unit[1]) * {"m": 60, "min": 60, "h": 3600}.get(unit[2] or "s", 1)
-
-
 def _is_encodable(text: str, errors: str = "strict") -> bool:
     """Return True if ``text`` is encodable as UTF-8 (file names with ``surrogateescape``) and has no NUL."""
     try:
@@ -116,25 +100,6 @@ def _parse_prompt(row: Mapping[str, object], where: str) -> tuple[str | None, Jo
     if turns is None and len(texts) == 1:
         return texts[0], None
     return None, JobQuestions(tuple(texts), turns is not None)
-
-
-def parse_time(value: object, where: str) -> float | None:
-    """Parse a time of a manifest or ``--start`` to seconds; None if unset.
-
-    Raises:
-        UsageError: it is not a time; the message begins with ``where``.
-    """
-    if value is None or value == "":
-        return None
-    try:
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise ValueError
-        time = parse_seconds(value) if isinstance(value, str) else float(value)
-    except (ValueError, OverflowError):
-        raise UsageError(f"{where} {value!r}: must be seconds or [hh:]mm:ss, from 0") from None
-    if not (math.isfinite(time) and time >= 0):
-        raise UsageError(f"{where} {value!r}: must be zero or more seconds")
-    return time
 
 
 def _json_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, object]]]:

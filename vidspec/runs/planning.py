@@ -25,27 +25,29 @@ from vidspec.runs.destinations import (
 from vidspec.runs.reporter import RunReporter
 from vidspec.runs.run_settings import (
     check_fields,
-    clip_range,
+    check_machine,
+    complete_spec,
     greedy_note,
     input_sources,
-    job_config,
     joined_list_note,
     misnamed_output,
     output_formats,
     profile_keys,
+    read_texts,
     timed_text_note,
 )
 from vidspec.runs.shards import save_array, shard_of
+from vidspec.runs.store.records import settings_digest
 from vidspec.runs.store.run_lines import CaptionRun
 
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
+    from vidspec.runs.allowance import FetchLimits
     from vidspec.runs.formats.base import OutputFormat
     from vidspec.runs.inputs import InputListing, InputSources
-    from vidspec.runs.job import Job, JobConfig
+    from vidspec.runs.job import Job
     from vidspec.runs.run_store import RunStore
     from vidspec.runs.shards import Shard
-    from vidspec.runs.store.records import SettingsDigest
 
 __all__ = ["RunPlan", "plan", "require_devices"]
 
@@ -55,11 +57,9 @@ class RunPlan:
     """Inputs, settings and destinations of a run, fixed before the first clip is captioned.
 
     Attributes:
-        spec: the run as described.
+        spec: the run as described, with the texts, variables and config that were read.
         profile: the method, with all layers merged.
         found: all inputs, with those that are left out.
-        how: settings of every clip.
-        settings: their digests.
         sources: where the clips were searched.
         destinations: of the records; none if the results are only returned.
         shard: the part of the run that this is; None for the whole.
@@ -68,8 +68,6 @@ class RunPlan:
     spec: RunSpec
     profile: Profile
     found: InputListing
-    how: JobConfig
-    settings: SettingsDigest
     sources: InputSources
     destinations: Sequence[Destination]
     shard: Shard | None = None
@@ -83,19 +81,24 @@ class RunPlan:
     def several(self) -> bool:
         return self.found.several
 
+    def settings_of(self, job: Job) -> str:
+        """Return the digest of a clip's settings (:func:`~vidspec.runs.store.records.settings_digest`)."""
+        return settings_digest(job, self.spec, self.profile)
+
     @property
     def prompts(self) -> set[str]:
         """All prompts of the run, the system prompt and prompts with ``--context`` included."""
-        from vidspec.runs.job import CONTEXT
+        from vidspec.runs.job import CONTEXT, questions_of
 
-        several = [self.how.questions_of(entry) for entry in self.entries]
+        several = [questions_of(entry, self.spec) for entry in self.entries]
+        own = self.profile.generate.prompt
         prompts = {
             text
             for entry, questions in zip(self.entries, several, strict=True)
-            for text in (questions.texts if questions else (entry.prompt or self.how.prompt,))
+            for text in (questions.texts if questions else (entry.prompt or own,))
         }
-        if self.how.context:
-            prompts.add(CONTEXT.format(prompt=self.how.prompt, previous="..."))
+        if self.spec.context:
+            prompts.add(CONTEXT.format(prompt=own, previous="..."))
         system = self.profile.generate.system
         return prompts if system is None else prompts | {system}
 
@@ -116,7 +119,7 @@ class RunPlan:
             save_array(self.spec, self.sources, self.shard)
         run = CaptionRun.of(self.spec, self.profile)
         return open_store(
-            self.spec, self.destinations, self.entries, self.shard, self.how, run=run, read_only=read_only
+            self.spec, self.profile, self.destinations, self.entries, self.shard, run=run, read_only=read_only
         )
 
 
@@ -134,13 +137,14 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
     from vidspec.config.user_config import PAIRED, read_config
     from vidspec.decoding.default_profile import resolve_profile
     from vidspec.runs import inputs
+    from vidspec.runs.allowance import fetch_limits
+    from vidspec.runs.job import named_fields
     from vidspec.runs.rendering import check_template
-    from vidspec.runs.store.records import SettingsDigest
 
     reporter = reporter or RunReporter()
     if spec.template is not None:
         check_template(spec.template, option("template"))
-    begin, end = clip_range(spec)
+    begin, end = spec.clip_range
     defaults = read_config()
     sources = input_sources(spec)
     forms = output_formats(spec, defaults)
@@ -150,6 +154,7 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
     ):
         reporter.note(note)
     named = spec.profile or os.environ.get("VIDSPEC_PROFILE") or None
+    written, spec = spec, read_texts(spec)
     keys = profile_keys(spec)
     resolved = resolve_profile(named, keys, defaults)
     profile = resolved.profile
@@ -159,7 +164,8 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
         reporter.note(note)
     if spec.engine == "local":
         require_devices(profile)
-    how = replace(job_config(spec, profile), models_named=resolved.models_named)
+    check_machine(spec, profile)
+    limits = fetch_limits(spec)
     shard = shard_of(spec, sources)
     found = inputs.collect_inputs(sources)
     _check_rows(spec, [entry.path for entry in found.entries])
@@ -181,18 +187,16 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
         reporter.info(f"shard {shard.number} of {shard.count}: {len(entries)} of {counted(total, 'clip')}{source}")
     if any(inputs.is_shard(entry.path) for entry in entries):
         _check_shards(spec)
-        access = how.fetch.access.with_typed(*(entry.path for entry in entries))
-        how = replace(how, fetch=how.fetch._replace(access=access))
         if not writes_parts(spec, forms, entries):
-            found.entries = entries = list(_open_shards(entries, found, spec.column, how, reporter))
+            names = named_fields(spec, profile)
+            found.entries = entries = list(_open_shards(entries, found, spec.column, limits, names, reporter))
     check_fields(spec, entries)
     _check_files(spec, [entry.path for entry in entries])
-    how = how.for_clips(len(entries))
-    _check_questions(how, forms, entries)
+    spec = complete_spec(spec, resolved, defaults)
+    _check_questions(spec, forms, entries)
     destinations = plan_destinations(spec, forms, found, entries, profile, shard, prints=prints)
-    check_files_distinct(spec, destinations, entries, defaults.path)
-    settings = SettingsDigest(profile.model_dump(), how)
-    return RunPlan(spec, profile, found, how, settings, sources, destinations, shard)
+    check_files_distinct(written, destinations, entries, defaults.path)
+    return RunPlan(spec, profile, found, sources, destinations, shard)
 
 
 def require_devices(profile: Profile) -> None:
@@ -227,7 +231,12 @@ def _check_shards(spec: RunSpec) -> None:
 
 
 def _open_shards(
-    entries: Sequence[Job], found: InputListing, column: str | None, config: JobConfig, reporter: RunReporter
+    entries: Sequence[Job],
+    found: InputListing,
+    column: str | None,
+    limits: FetchLimits,
+    names: set[str],
+    reporter: RunReporter,
 ) -> Iterator[Job]:
     """Yield clips, with shards replaced by their members; unreadable shards are reported and left out."""
     from vidspec.runs.containers import shard_members
@@ -236,7 +245,7 @@ def _open_shards(
     for entry in entries:
         try:
             shard = is_shard(entry.path)
-            yield from shard_members(entry, column, config.fetch, config.named_fields) if shard else (entry,)
+            yield from shard_members(entry, column, limits, names) if shard else (entry,)
         except VideoError as error:
             found.unreadable.append(str(error))
             reporter.error(str(error))
@@ -254,11 +263,13 @@ def _check_files(spec: RunSpec, clips: Sequence[str]) -> None:
         check_page(spec.report, clips)
 
 
-def _check_questions(how: JobConfig, forms: Sequence[OutputFormat], entries: Sequence[Job]) -> None:
+def _check_questions(spec: RunSpec, forms: Sequence[OutputFormat], entries: Sequence[Job]) -> None:
     """Refuse options that exclude several prompts per clip, those of a manifest included."""
-    if not any(how.questions_of(entry) for entry in entries):
+    from vidspec.runs.job import questions_of
+
+    if not any(questions_of(entry, spec) for entry in entries):
         return
-    if how.segment is not None:
+    if spec.segment is not None:
         raise UsageError(f"{option('segment')} and several questions of a manifest exclude each other")
     if one := [form.name for form in forms if form.one_clip]:
         raise UsageError(

@@ -12,11 +12,12 @@ from itertools import count
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 from vidspec.errors import GenerationError, ModelError, VidspecError
-from vidspec.runs.job import Job, JobConfig
+from vidspec.runs.job import Job
 from vidspec.runs.local import caption_locally
 
 if TYPE_CHECKING:
     from vidspec.captioner import Captioner
+    from vidspec.config.run_spec import RunSpec
 
 __all__ = [
     "ATTEMPTS",
@@ -175,13 +176,13 @@ def run_on_workers(
         workers.close(idle if queue.over else ())
 
 
-def serve_jobs(channel: JobChannel, factory: CaptionerFactory, config: JobConfig, group: DeviceGroup) -> None:
+def serve_jobs(channel: JobChannel, factory: CaptionerFactory, spec: RunSpec, group: DeviceGroup) -> None:
     """Run a worker: load a captioner and caption the received jobs until None comes.
 
     Args:
         channel: brings jobs and takes messages.
         factory: creates the captioner.
-        config: settings of the run.
+        spec: the run.
         group: devices of the captioner.
     """
 
@@ -196,7 +197,7 @@ def serve_jobs(channel: JobChannel, factory: CaptionerFactory, config: JobConfig
     try:
         captioner = factory.make(group)
         begun = lambda job: channel.send(JobBegun(job))  # noqa: E731
-        for job in caption_locally(captioner, jobs(), config, on_begin=begun, vision_worker=False):
+        for job in caption_locally(captioner, jobs(), spec, on_begin=begun, vision_worker=False):
             channel.send(_portable(job))
     except Exception as error:
         channel.send(error)

@@ -9,13 +9,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 from vidspec.errors import DeviceError, UsageError, option
-from vidspec.runs.job import Job, JobConfig
+from vidspec.runs.job import Job
 from vidspec.runs.pool import CaptionerFactory, DeviceGroup, WorkerExit, WorkerMessage, run_on_workers, serve_jobs
 
 if TYPE_CHECKING:
     from ray import ObjectRef
     from ray.actor import ActorHandle
     from ray.util.queue import Queue
+
+    from vidspec.config.run_spec import RunSpec
 
 __all__ = ["connect_ray", "ray_outcomes"]
 
@@ -49,7 +51,7 @@ def connect_ray(address: str | None = None) -> ModuleType:
 def ray_outcomes(
     factory: CaptionerFactory,
     jobs: Iterable[Job],
-    config: JobConfig,
+    spec: RunSpec,
     groups: Sequence[DeviceGroup],
     *,
     address: str | None = None,
@@ -58,14 +60,14 @@ def ray_outcomes(
 
     The actors read the clips under the same paths as here.
     """
-    return run_on_workers(_Actors(connect_ray(address), factory, config), factory, jobs, groups)
+    return run_on_workers(_Actors(connect_ray(address), factory, spec), factory, jobs, groups)
 
 
 class _Actors:
     """Worker pool of actors, each with a job queue, and one message queue for all."""
 
-    def __init__(self, ray: ModuleType, factory: CaptionerFactory, config: JobConfig) -> None:
-        self.ray, self.factory, self.config = ray, factory, config
+    def __init__(self, ray: ModuleType, factory: CaptionerFactory, spec: RunSpec) -> None:
+        self.ray, self.factory, self.spec = ray, factory, spec
         self._messages = self._make_queue()
         self._pending_message = self._request_message()
         self._actors: list[ActorHandle[_Actor]] = []
@@ -90,7 +92,7 @@ class _Actors:
         self._actors.append(actor)
         self._jobs.append(jobs)
         channel = _QueueChannel(worker, jobs, self._messages)
-        self._running[actor.work.remote(channel, self.factory, self.config, group)] = worker
+        self._running[actor.work.remote(channel, self.factory, self.spec, group)] = worker
         return worker
 
     def send(self, worker: int, job: Job) -> None:
@@ -116,9 +118,9 @@ class _Actors:
 class _Actor:
     """Ray actor with one captioner, which does what a replica does."""
 
-    def work(self, channel: _QueueChannel, factory: CaptionerFactory, config: JobConfig, group: DeviceGroup) -> None:
+    def work(self, channel: _QueueChannel, factory: CaptionerFactory, spec: RunSpec, group: DeviceGroup) -> None:
         """Caption the jobs of a queue until the run ends."""
-        serve_jobs(channel, factory, config, group)
+        serve_jobs(channel, factory, spec, group)
 
 
 class _QueueChannel(NamedTuple):

@@ -9,20 +9,25 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from itertools import chain, filterfalse
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from vidspec.errors import LostOutputError, OutputError, UsageError, VideoError, option
 from vidspec.events.observer import ClipPart, RunObserver
 from vidspec.events.tally import Tally
+from vidspec.runs.allowance import fetch_limits
 from vidspec.runs.containers import shard_members
-from vidspec.runs.job import Job
+from vidspec.runs.job import Job, named_fields, questions_of
 from vidspec.runs.renderers import ONE_CLIP, PendingFile
 from vidspec.runs.rendering import check_template
 from vidspec.runs.run import exit_code
 from vidspec.runs.run_store import RunStore
 from vidspec.runs.store.journal import JournalEntry
-from vidspec.runs.store.records import FileContent, SettingsDigest, content_of, raw_caption, record_of
+from vidspec.runs.store.records import FileContent, content_of, raw_caption, record_of, settings_digest
 from vidspec.signals import defer_signals
+
+if TYPE_CHECKING:
+    from vidspec.config.run_spec import RunSpec
+    from vidspec.config.schema import Profile
 
 __all__ = ["Executor", "RemainingJobs", "caption_remaining", "is_left", "plan_clips", "plan_shards", "remaining_parts"]
 
@@ -64,31 +69,23 @@ def remaining_parts(
 
 
 def plan_clips(
-    jobs: Sequence[Job],
-    store: RunStore,
-    settings: SettingsDigest,
-    tally: Tally,
-    *,
-    checksum: bool = False,
-    retry: bool = False,
-    at: int = 1,
+    jobs: Sequence[Job], store: RunStore, spec: RunSpec, profile: Profile, tally: Tally, at: int = 1
 ) -> list[Job]:
     """Return the clips left of a run over ``jobs`` into ``store``; one whose caption could not be written has an error.
 
     Args:
         jobs: unique clips; they are numbered here.
         store: holds the records of earlier runs.
-        settings: captioning settings.
+        spec: the run.
+        profile: of its captioner.
         tally: counts the clips that are done, or skipped because their files are kept.
-        checksum: compare content by hash instead of size and time.
-        retry: caption failed clips again.
         at: number of the first clip.
     """
     left = []
     for number, job in enumerate(jobs, start=at):
         job.number = number
         try:
-            is_left = _plan_job(job, store, settings, tally, checksum=checksum, retry=retry)
+            is_left = _plan_job(job, store, spec, profile, tally)
         except OutputError as error:
             if error.kind != ONE_CLIP:
                 raise
@@ -106,15 +103,7 @@ def _is_unwritable(job: Job) -> bool:
     return isinstance(job.error, OutputError)
 
 
-def plan_shards(
-    shards: Sequence[Job],
-    store: RunStore,
-    settings: SettingsDigest,
-    tally: Tally,
-    column: str | None,
-    *,
-    retry: bool,
-) -> RemainingJobs:
+def plan_shards(shards: Sequence[Job], store: RunStore, spec: RunSpec, profile: Profile, tally: Tally) -> RemainingJobs:
     """Return the clips left of a run over shards, opening each shard after all clips of those before are drawn.
 
     A shard that cannot be read counts as one failed clip. The first clip is drawn immediately.
@@ -122,18 +111,18 @@ def plan_shards(
     Args:
         shards: the shards, as jobs.
         store: knows the finished parts.
-        settings: captioning settings.
+        spec: the run.
+        profile: of its captioner.
         tally: counts clips as they are found.
-        column: column of clips in Parquet files.
-        retry: caption failed clips again.
 
     Raises:
         UsageError: parts were made with other settings, or the first shard's column is ambiguous.
     """
     files = store.part_files
     assert files is not None
+    limits, names = fetch_limits(spec), named_fields(spec, profile)
     for shard in shards:
-        if (part := files.finished_part(shard, settings.of(shard))) is None:
+        if (part := files.finished_part(shard, settings_digest(shard, spec, profile))) is None:
             continue
         tally.total += part.clips
         tally.earlier += part.clips - part.failed
@@ -143,15 +132,13 @@ def plan_shards(
         number = 1
         for shard in (shard for shard in shards if shard.path not in files.finished):
             try:
-                jobs = shard_members(shard, column, settings.config.fetch, settings.config.named_fields)
-                if number == 1 and settings.config.template is not None:
-                    check_template(
-                        settings.config.template, option("template"), {key for job in jobs for key in job.fields}
-                    )
+                jobs = shard_members(shard, spec.column, limits, names)
+                if number == 1 and spec.template is not None:
+                    check_template(spec.template, option("template"), {key for job in jobs for key in job.fields})
                 files.begin(shard)
                 counts = Tally()
-                left = plan_clips(jobs, store, settings, counts, retry=retry, at=number)
-                files.set_clips(shard, jobs, left, settings.of(shard))
+                left = plan_clips(jobs, store, spec, profile, counts, number)
+                files.set_clips(shard, jobs, left, settings_digest(shard, spec, profile))
             except (VideoError, UsageError, OutputError) as error:
                 if error.kind == OutputError.kind or (isinstance(error, UsageError) and number == 1):
                     raise
@@ -168,15 +155,13 @@ def plan_shards(
     return [] if first is None else chain((first,), jobs)
 
 
-def _plan_job(
-    job: Job, store: RunStore, settings: SettingsDigest, tally: Tally, *, checksum: bool, retry: bool
-) -> bool:
+def _plan_job(job: Job, store: RunStore, spec: RunSpec, profile: Profile, tally: Tally) -> bool:
     """Return True if a clip is left, and add what is known of it; False if it needs no captioning."""
-    job.content = content_of(job.path, job.source, checksum=checksum)
-    name = settings.of(job)
+    job.content = content_of(job.path, job.source, checksum=spec.checksum)
+    name = settings_digest(job, spec, profile)
     parts = store.parts(job, name)
-    segmented = settings.config.segment is not None or settings.config.questions_of(job) is not None
-    done = remaining_parts(parts, job.content, segmented=segmented, retry=retry, summary=settings.config.summary)
+    segmented = spec.segment is not None or questions_of(job, spec) is not None
+    done = remaining_parts(parts, job.content, segmented=segmented, retry=spec.retry_failed, summary=spec.summary)
     if done is None:
         store.restore(job, name)
         any_failed = any(entry.failed for entry in parts.values())
@@ -197,12 +182,11 @@ def caption_remaining(
     jobs: RemainingJobs,
     executor: Executor,
     store: RunStore,
-    settings: SettingsDigest,
+    spec: RunSpec,
+    profile: Profile,
     tally: Tally,
     observer: RunObserver,
     codes: set[int],
-    *,
-    max_failures: int | None = None,
 ) -> Generator[Job, None, None]:
     """Caption clips; yield each with its result, after its record was written, and drop that.
 
@@ -211,18 +195,19 @@ def caption_remaining(
         executor: of the jobs.
         store: writes each record before the observer gets the result. A clip whose record cannot be written counts as
             failed; the run ends once nothing can be written any more.
-        settings: captioning settings.
+        spec: the run.
+        profile: of its captioner.
         tally: counts; ``stopped`` is set to the reason of an early end.
         observer: receives each result, and the end.
         codes: gets the exit code of each result (see ``vidspec.runs.run.exit_code``); errors are not kept, for
             their tracebacks hold frames.
-        max_failures: number of failed clips that ends the run.
     """
     unwritable: list[Job] = []
+    max_failures = 1 if spec.fail_fast else spec.max_failures
     if isinstance(jobs, list):
         unwritable, jobs = [*filter(_is_unwritable, jobs)], [*filterfalse(_is_unwritable, jobs)]
     captioned = executor(jobs)
-    failed = (one.fail(one.error, settings.name) for one in unwritable if one.error is not None)
+    failed = (one.fail(one.error, profile.name) for one in unwritable if one.error is not None)
     recorded: deque[_Recorded] = deque()
     try:
         for job in _with_pending(chain(failed, captioned), recorded, tally):
@@ -230,7 +215,7 @@ def caption_remaining(
             try:
                 with defer_signals():  # a written record is also counted
                     if job is not None:
-                        recorded.append(_write_record(job, store, settings))
+                        recorded.append(_write_record(job, store, spec, profile))
                     while recorded and recorded[0].is_ready:
                         shown.append(recorded.popleft().show())
                         _count(tally, shown[-1], store)
@@ -297,7 +282,7 @@ def _count(tally: Tally, job: Job, store: RunStore) -> None:
     tally.unkept += isinstance(job.error, OutputError) or not store.keeps(job)
 
 
-def _write_record(job: Job, store: RunStore, settings: SettingsDigest) -> _Recorded:
+def _write_record(job: Job, store: RunStore, spec: RunSpec, profile: Profile) -> _Recorded:
     """Write a record to ``store``; the job has failed if that cannot be written.
 
     Raises:
@@ -307,7 +292,7 @@ def _write_record(job: Job, store: RunStore, settings: SettingsDigest) -> _Recor
         return _Recorded(job)
     try:
         content = job.content or content_of(job.path, job.source)  # of a shard that cannot be read
-        return _Recorded(job, store.add(job.planned_job, record_of(job, settings, content)))
+        return _Recorded(job, store.add(job.planned_job, record_of(job, spec, profile, content)))
     except OutputError as error:
         if error.kind != ONE_CLIP:
             raise

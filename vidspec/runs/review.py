@@ -18,7 +18,7 @@ from vidspec.escaping import one_line
 from vidspec.events.record import Caption, RecordDict, checking_records
 from vidspec.files import decode_text, encode_line, read_whole, write_whole
 from vidspec.runs.inputs import is_shard
-from vidspec.runs.job import Job
+from vidspec.runs.job import Job, asked_of, prompt_of
 from vidspec.runs.planning import RunPlan
 from vidspec.runs.renderers import in_order, make_folder
 from vidspec.runs.store.file_states import ChangedFiles, FileMarks, KnownFiles
@@ -116,22 +116,22 @@ class CaptionFiles:
     def __init__(self, planned: RunPlan) -> None:
         self._names = check_reviewable(planned)
         self.jobs: Sequence[Job] = planned.entries
-        self._how, self._settings = planned.how, planned.settings
+        self._spec, self._profile = planned.spec, planned.profile
         self._saving = threading.Lock()
         self._marks = ChangedFiles(FileMarks.read)
         self._journals = ChangedFiles(lambda path: Journal(path, read_only=True))
 
     def prompt(self, job: Job) -> str:
         """Return the prompt that the run asks about a clip."""
-        return self._how.prompt_of(job)
+        return prompt_of(job, self._spec, self._profile)
 
     def asked(self, job: Job, prompt: str) -> str | None:
         """Return a person's prompt for the model, or the run's, in which values of columns stay plain text."""
-        return self._how.asked_of(job) if prompt == self.prompt(job) else prompt
+        return asked_of(job, self._profile) if prompt == self.prompt(job) else prompt
 
     def render(self, job: Job, caption: Caption) -> str:
         """Return what a run would write into a clip's file for a caption, without blanks around it."""
-        record = record_of(replace(job, result=caption), self._settings, FileContent(None, None))
+        record = record_of(replace(job, result=caption), self._spec, self._profile, FileContent(None, None))
         return (self._names.form.document([record]) or "").strip()
 
     def read(self) -> Iterator[ReviewedClip]:

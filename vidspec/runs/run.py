@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, S
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from vidspec.config.prompts import EVENTS_SCHEMA
 from vidspec.decoding.clip_session import ClipSession
 from vidspec.errors import GenerationError, VidspecError
 from vidspec.escaping import mark_value
@@ -16,12 +17,13 @@ from vidspec.events.observer import RunObserver
 from vidspec.events.record import Caption
 from vidspec.models.request import CaptionRequest, DialogueTurn
 from vidspec.runs.formats.base import time_range
-from vidspec.runs.job import CONTEXT, Job, JobConfig
+from vidspec.runs.job import CONTEXT, Job, is_one_by_one, questions_of
 from vidspec.runs.text_pass import begin_rewrite, begin_summary, end_text_pass
 from vidspec.runs.timed_events import checked_events, timed_events
 
 if TYPE_CHECKING:
     from vidspec.captioner import Captioner, CaptionOptions
+    from vidspec.config.run_spec import RunSpec
     from vidspec.runs.feed import Feed
 
 __all__ = ["caption_jobs", "exit_code"]
@@ -30,22 +32,24 @@ __all__ = ["caption_jobs", "exit_code"]
 def caption_jobs(
     captioner: Captioner,
     source: Feed,
-    config: JobConfig | None = None,
+    spec: RunSpec,
     observer: RunObserver | None = None,
     on_begin: Callable[[Job], None] = lambda job: None,
+    *,
+    total: int = 1,
 ) -> Iterator[Job]:
     """Caption the jobs of ``source``; yield each part with its result, as soon as that is known.
 
     Results of one clip's parts come in order. A failure of a clip, even a bug, becomes its result and does not end the
-    run; KeyboardInterrupt does. ``on_begin`` is called with each job that the captioner takes.
+    run; KeyboardInterrupt does. ``on_begin`` is called with each job that the captioner takes. ``total`` is the number
+    of clips, for the observer.
     """
-    config = config or JobConfig()
-    if config.baseline:
+    if spec.baseline:
         captioner.client.warm_up()  # else the first clip's speed-up would include one-time costs
-    jobs = _JobSource(captioner, source, config, observer or RunObserver(), on_begin)
+    jobs = _JobSource(captioner, source, spec, observer or RunObserver(), on_begin, total)
     while not jobs.done:
         before = jobs.count
-        events = captioner.client.serve(jobs, batch=config.batch, wake=source.wake)
+        events = captioner.client.serve(jobs, batch=spec.batch_size, wake=source.wake)
         try:
             for key, event in events:
                 yield from jobs.unreadable_results()
@@ -72,9 +76,13 @@ class _ClipParts:
     clip with its frames.
     """
 
-    def __init__(self, job: Job, config: JobConfig) -> None:
-        self.job, self._config = job.planned_job, config  # has the frames that questions share
-        questions = None if job.error is not None else config.questions_of(job)
+    def __init__(self, job: Job, spec: RunSpec, prompt: str) -> None:
+        self.job, self._spec, self._prompt = (
+            job.planned_job,
+            spec,
+            prompt,
+        )  # the job has the frames that questions share
+        questions = None if job.error is not None else questions_of(job, spec)
         self._questions = questions and questions.filled(job.fields)
         self._session: ClipSession | None = None  # of questions
         self._asked: dict[int, CaptionRequest] = {}  # by number of the question
@@ -104,7 +112,7 @@ class _ClipParts:
             else:
                 self._session = ClipSession(job.request(0, None))
                 self._session.add_prompts(left, apart=job.run_alone)
-        elif self._config.one_by_one(job) and job.previous != self._last_done:
+        elif is_one_by_one(job, self._spec) and job.previous != self._last_done:
             self._waiting[job.previous] = job
         else:
             self._ready.append(self._with_context(job))
@@ -143,7 +151,7 @@ class _ClipParts:
 
     def rewrite(self, job: Job) -> bool:
         """Queue the second pass over a job's caption; False if there is none."""
-        if self._config.rewrite is None or not begin_rewrite(job, self._config.rewrite):
+        if self._spec.rewrite is None or not begin_rewrite(job, self._spec.rewrite):
             return False
         self._ready.append(job)
         return True
@@ -158,8 +166,8 @@ class _ClipParts:
         """Quote the previous caption in the prompt of a segment, if configured and available."""
         number = (job.segment or 0) - 1
         before = self._last_caption if number == self._last_done else job.done.get(number)
-        if self._config.context and before:
-            job.asked = CONTEXT.format(prompt=job.asked or self._config.prompt, previous=mark_value(before))
+        if self._spec.context and before:
+            job.asked = CONTEXT.format(prompt=job.asked or self._prompt, previous=mark_value(before))
         return job
 
     def _question(self, request: CaptionRequest) -> Job:
@@ -200,12 +208,13 @@ class _JobSource:
         self,
         captioner: Captioner,
         source: Feed,
-        config: JobConfig,
+        spec: RunSpec,
         observer: RunObserver,
         on_begin: Callable[[Job], None],
+        total: int,
     ) -> None:
-        self._captioner, self._source, self._config, self._observer = captioner, source, config, observer
-        self._on_begin = on_begin
+        self._captioner, self._source, self._spec, self._observer = captioner, source, spec, observer
+        self._on_begin, self._total, self._profile = on_begin, total, captioner.client.profile
         self.count = 0
         self._running: dict[int, Job] = {}
         self._unreadable: list[Job] = []
@@ -227,14 +236,14 @@ class _JobSource:
             self.count += 1
             if job.text_pass is None:
                 job.key = self.count
-                self._observer.begin(job.key, job.path, self._config.total)
+                self._observer.begin(job.key, job.path, self._total)
                 if job.error is not None:
                     self._unreadable.append(job)
                     self._source.wake.set()  # an idle captioner waits and must see that this is over
                     continue
                 self._on_begin(job)
             self._running[self.count] = job
-            return job.request(self.count, self._config.timeout)
+            return job.request(self.count, self._spec.timeout)
         return None
 
     def _next(self) -> Job | None:
@@ -243,7 +252,7 @@ class _JobSource:
                 return job
         while (job := self._source.take()) is not None:
             if job.number not in self._clips:
-                self._clips[job.number] = _ClipParts(job, self._config)
+                self._clips[job.number] = _ClipParts(job, self._spec, self._profile.generate.prompt)
             parts = self._clips[job.number]
             parts.add(job)
             if (part := parts.take()) is not None:
@@ -318,11 +327,11 @@ class _JobSource:
             assert caption is not None
             if job.spent and "decode_video" not in caption.timings:
                 caption = replace(caption, timings={"decode_video": job.spent, **caption.timings})
-            if self._config.events:
+            if self._profile.generate.json_schema == EVENTS_SCHEMA:
                 caption = _with_checked_events(caption, job)
-            job.result, job.error = _with_comparison(self._captioner, caption, job, self._config), None
+            job.result, job.error = _with_comparison(self._captioner, caption, job, self._spec), None
         except Exception as error:
-            job.fail(error, self._captioner.client.profile.name)
+            job.fail(error, self._profile.name)
             if caption is not None:  # captioned but not confirmed: keep the measurements
                 job.result = replace(caption, caption=None, ended=None, lossless=None, error=job.caption.error)
         job.release_frames()
@@ -342,9 +351,9 @@ def _with_checked_events(caption: Caption, job: Job) -> Caption:
     return replace(caption, data=kept, notes=notes or None)
 
 
-def _with_comparison(captioner: Captioner, caption: Caption, job: Job, config: JobConfig) -> Caption:
+def _with_comparison(captioner: Captioner, caption: Caption, job: Job, spec: RunSpec) -> Caption:
     """Return a caption after its comparison with plain decoding, if the run has one."""
-    if not (config.baseline or config.verify):
+    if not (spec.baseline or spec.verify):
         return caption
     request: CaptionOptions = {
         "start": job.start,
@@ -356,7 +365,7 @@ def _with_comparison(captioner: Captioner, caption: Caption, job: Job, config: J
     if job.earlier:
         request["earlier"] = job.earlier
     plain = captioner.caption(job.path, **request)
-    if config.verify:
+    if spec.verify:
         from vidspec.runs.ties import is_near_tie  # imports torch, needed for --verify only
 
         at = first_difference(caption.token_ids, plain.token_ids)
@@ -371,7 +380,7 @@ def _with_comparison(captioner: Captioner, caption: Caption, job: Job, config: J
                 kind="mismatch",
             )
         caption = replace(caption, verified=True)
-    if config.baseline:
+    if spec.baseline:
         speed = caption.speed.copy()
         speed.pop("estimate", None)
         speed["baseline"] = speed_against(caption, plain)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from vidspec.bounds import LONGEST_PROMPT
 from vidspec.config.json_schema import ANY_OBJECT
+from vidspec.config.profiles import PREFIX, flatten_keys
 from vidspec.config.prompts import EVENTS_SCHEMA, style, style_schema
-from vidspec.config.run_spec import RunSpec, parse_batch, parse_size
+from vidspec.config.run_spec import RunSpec
 from vidspec.errors import UsageError, option
 from vidspec.files import read_text
 from vidspec.runs.rendering import check_names, check_template
@@ -20,22 +21,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from vidspec.config.schema import Profile
-    from vidspec.config.user_config import UserConfig
-    from vidspec.runs.allowance import FetchLimits
+    from vidspec.config.user_config import ResolvedProfile, UserConfig
     from vidspec.runs.formats.base import OutputFormat
     from vidspec.runs.inputs import InputSources
-    from vidspec.runs.job import Job, JobConfig
+    from vidspec.runs.job import Job
 
 __all__ = [
     "check_fields",
-    "clip_range",
+    "check_machine",
+    "complete_spec",
     "greedy_note",
     "input_sources",
-    "job_config",
     "joined_list_note",
     "misnamed_output",
     "output_formats",
     "profile_keys",
+    "read_texts",
     "timed_text_note",
 ]
 
@@ -58,37 +59,6 @@ def check_fields(spec: RunSpec, entries: Sequence[Job]) -> None:
         check_template(
             spec.template, option("template"), fields | {name: None for one in entries for name in one.fields}
         )
-
-
-def fetch_limits_of(spec: RunSpec) -> FetchLimits:
-    """Return the limits of fetched clips, and the paths and URLs that rows of shards may name.
-
-    Raises:
-        UsageError: names the option.
-    """
-    from vidspec.runs.access import Access, check_allowed_url
-    from vidspec.runs.allowance import FetchLimits
-
-    for folder in spec.allow_paths:
-        if not os.path.isdir(folder):
-            raise UsageError(f"{option('allow_paths', folder)}: there is no such folder")
-    urls = tuple(map(check_allowed_url, spec.allow_urls))
-    access = Access(spec.allow_paths, urls).with_typed(*spec.paths)
-    return FetchLimits(spec.timeout, parse_size(spec.max_fetch, option("max_fetch")), access)
-
-
-def clip_range(spec: RunSpec) -> tuple[float | None, float | None]:
-    """Return ``--start`` and ``--end`` in seconds.
-
-    Raises:
-        UsageError: one is not a time, or the end is not after the start.
-    """
-    from vidspec.runs.manifests import parse_time
-
-    start, end = parse_time(spec.start, option("start")), parse_time(spec.end, option("end"))
-    if end is not None and end <= (start or 0.0):
-        raise UsageError(f"{option('end', spec.end)}: must be after {option('start', spec.start or 0)}")
-    return start, end
 
 
 def input_sources(spec: RunSpec) -> InputSources:
@@ -114,27 +84,50 @@ def profile_keys(spec: RunSpec) -> dict[str, object]:
     """Return the keys of the profile that a run sets, those of its prompt and ``json`` included.
 
     Raises:
-        UsageError: the prompt's file cannot be read.
+        UsageError: a key is set twice.
     """
     keys = dict(spec.overrides)
     schema = ANY_OBJECT if spec.json_object else style_schema(spec.style)
     derived = {} if schema is None else {"generate.json_schema": schema}
-    if (prompt := _prompt(spec)) is not None:
+    if (prompt := style(spec.style) if spec.style is not None else spec.single_prompt) is not None:
         derived["generate.prompt"] = prompt
     for name in derived.keys() & keys.keys():
         raise UsageError(f"{name}: is set twice")
     return keys | derived
 
 
-def _prompt(spec: RunSpec) -> str | None:
-    if spec.style is not None:
-        return style(spec.style)
-    if spec.prompt_file is None:
-        return spec.prompt[0] if len(spec.prompt) == 1 else None
-    return _prompt_in(spec.prompt_file, option("prompt_file", spec.prompt_file))
+def read_texts(spec: RunSpec) -> RunSpec:
+    """Return a run with its prompt and rewrite as texts, of the files that it names.
+
+    Raises:
+        UsageError: a file cannot be read, or is empty.
+    """
+    texts: dict[str, object] = {}
+    if spec.prompt_file is not None:
+        text = _text_in(spec.prompt_file, option("prompt_file", spec.prompt_file))
+        texts |= {"prompt": (text,), "prompt_file": None}
+    if (file := spec.rewrite_path) is not None:
+        texts["rewrite"] = _text_in(file, option("rewrite", f"@{file}"))
+    return spec.model_copy(update=texts) if texts else spec
 
 
-def _prompt_in(path: Path, origin: str) -> str:
+def complete_spec(spec: RunSpec, resolved: ResolvedProfile, defaults: UserConfig) -> RunSpec:
+    """Return a run with what variables and the config set: it is the same run wherever it is given again."""
+    derived = profile_keys(spec).keys() - spec.overrides.keys()
+    values = flatten_keys(resolved.profile.model_dump())
+    config = str(defaults.path)
+    own = {
+        key: values[key]
+        for key, source in resolved.sources.items()
+        if key not in derived and (source in ("flag", config) or source.startswith(PREFIX))
+    }
+    if resolved.models_named:
+        own |= {key: values[key] for key in ("models.pair", "models.target") if values[key] is not None}
+    name = spec.profile or os.environ.get("VIDSPEC_PROFILE") or defaults.profile
+    return spec.model_copy(update={"profile": name, "overrides": own})
+
+
+def _text_in(path: Path, origin: str) -> str:
     """Return the text of a file that the option in ``origin`` names.
 
     Raises:
@@ -227,16 +220,13 @@ def _check_av() -> None:
         raise UsageError(f"PyAV {found} is too old", hint="pip install 'av>=15'")
 
 
-def job_config(spec: RunSpec, profile: Profile) -> JobConfig:
-    """Return the settings of every clip; :meth:`JobConfig.for_clips` completes them.
+def check_machine(spec: RunSpec, profile: Profile) -> None:
+    """Check that this machine can carry out a run: packages and decoders, before any model is loaded.
 
     Raises:
-        UsageError: an invalid --segment, a missing package, or --verify with a profile whose correct captions may
+        UsageError: a package or a decoder is missing, or --verify is given with a profile whose correct captions may
             differ from plain decoding's.
     """
-    from vidspec.runs.job import JobConfig, JobQuestions
-    from vidspec.runs.segments import parse_segment
-
     if spec.verify and not profile.token_for_token:
         raise UsageError(
             f"{option('verify')} compares tokens, and those that {profile.name} samples with temperature "
@@ -244,48 +234,24 @@ def job_config(spec: RunSpec, profile: Profile) -> JobConfig:
             hint=f"set {option('generate.temperature', 0)}, or {option('draft.gamma', 'auto')}, which drafts greedily",
         )
     _check_av()
-    video = profile.video.arguments
+    decoder = profile.video.decoder
     if spec.segment == "scenes":
         _require_package(
             option("segment", "scenes"), "PySceneDetect", ("scenedetect", "cv2"), "pip install scenedetect"
         )
-    if video["decoder"] == "decord":
+    if decoder == "decord":
         _require_package(
             option("video.decoder", "decord"),
             "decord",
             ("decord",),
             f"pip install decord, or {option('video.decoder', 'auto')}",
         )
-    if video["decoder"] not in ("auto", "av", "decord"):
+    if decoder not in ("auto", "av", "decord"):
         from vidspec.video.decode_hardware import HardwareDecoder
 
-        HardwareDecoder(video["decoder"])  # raises if unavailable
+        HardwareDecoder(decoder)  # raises if unavailable
     if spec.engine == "ray":
         _require_package(option("engine", "ray"), "Ray", ("ray",), "pip install ray")
-    file = spec.rewrite_path
-    rewrite = spec.rewrite if file is None else _prompt_in(file, option("rewrite", f"@{file}"))
-    events = profile.generate.json_schema == EVENTS_SCHEMA
-    if events and rewrite is not None:
-        raise UsageError(
-            f"{option('rewrite')} and timed events exclude each other",
-            hint=f"leave out {option('rewrite')} or {option('style', 'events')}",
-        )
-    several = spec.turn or (spec.prompt if len(spec.prompt) > 1 else ())
-    return JobConfig(
-        video=video,
-        prompt=profile.generate.prompt,
-        questions=JobQuestions(several, bool(spec.turn)) if several else None,
-        segment=parse_segment(spec.segment),
-        context=spec.context,
-        baseline=spec.baseline,
-        verify=spec.verify,
-        timeout=spec.timeout,
-        stall=profile.video.stall,
-        fetch=fetch_limits_of(spec),
-        batch=parse_batch(spec.batch),
-        ahead=spec.ahead,
-        template=spec.template,
-        rewrite=rewrite,
-        summary=spec.summary,
-        events=events,
-    )
+    if profile.generate.json_schema == EVENTS_SCHEMA and spec.rewrite is not None:
+        hint = f"leave out {option('rewrite')} or {option('style', 'events')}"
+        raise UsageError(f"{option('rewrite')} and timed events exclude each other", hint=hint)

@@ -16,6 +16,7 @@ from vidspec.runs.reporter import RunReporter
 from vidspec.runs.run import exit_code
 
 if TYPE_CHECKING:
+    from vidspec.config.run_spec import RunSpec
     from vidspec.display.pages.report import ReportFile
     from vidspec.runs.job import Job
 
@@ -72,16 +73,15 @@ class Run:
         spec = self.plan.spec
         if jobs:
             executor, observer = self._start(jobs)
-            limit = 1 if spec.fail_fast else spec.max_failures
             results = caption_remaining(
                 jobs,
                 executor,
                 self.store,
-                self.plan.settings,
+                spec,
+                self.plan.profile,
                 self.tally,
                 observer,
                 self._codes,
-                max_failures=limit,
             )
             self._stack.callback(results.close)  # before the captioner is closed
             yield from results
@@ -111,15 +111,14 @@ class Run:
         self.reporter.closed(self.tally)
 
     def _remaining(self) -> RemainingJobs:
-        plan, tally, spec = self.plan, self.tally, self.plan.spec
+        plan, tally = self.plan, self.tally
         if self.store.part_files is not None:
             tally.total = 0
-            return plan_shards(plan.entries, self.store, plan.settings, tally, spec.column, retry=spec.retry_failed)
-        how = {"checksum": spec.checksum, "retry": spec.retry_failed}
-        return plan_clips(plan.entries, self.store, plan.settings, tally, **how)
+            return plan_shards(plan.entries, self.store, plan.spec, plan.profile, tally)
+        return plan_clips(plan.entries, self.store, plan.spec, plan.profile, tally)
 
     def _report_earlier(self) -> None:
-        others = self.store.journals.others_count({self.plan.settings.of(entry) for entry in self.plan.entries})
+        others = self.store.journals.others_count({self.plan.settings_of(entry) for entry in self.plan.entries})
         if others:
             made = f"{counted(others, 'earlier record')} made with other settings"
             self.reporter.info(f"{made}: kept (--overwrite starts over)")
@@ -148,12 +147,16 @@ class Run:
         observers += self.reporter.result_observers(self.plan)
         return executor, observer
 
+    @property
+    def _measured_spec(self) -> RunSpec:
+        return self.plan.spec.for_clips(len(self.plan.entries))
+
     def _local(self, left: RemainingJobs, observers: list[RunObserver], *, fetches: bool) -> Executor:
         """Return the executor of a captioner in this process; adds the observers that draw pages."""
         from vidspec.runs.local import caption_locally, readers_for
 
-        plan, stack = self.plan, self._stack
-        readers = readers_for(plan.how, len(left) if isinstance(left, list) else None)
+        plan, stack, spec = self.plan, self._stack, self._measured_spec
+        readers = readers_for(spec, plan.profile, len(left) if isinstance(left, list) else None)
         for reader in readers:  # reader processes start while models load
             stack.callback(reader.close)
             reader.start()
@@ -163,14 +166,13 @@ class Run:
 
             captioner = stack.enter_context(Captioner.from_profile(plan.profile))
             captioner.client.return_probs = plan.spec.report is not None
-            captioner.client.estimates_speedup = self.reporter.estimates_speedup and not (
-                plan.several or plan.how.baseline
-            )
+            captioner.client.estimates_speedup = self.reporter.estimates_speedup and not (plan.several or spec.baseline)
         self.reporter.loaded(captioner, time.monotonic() - began)
         observers += self._page_writers()  # before the panel, which is closed when a page is written
 
         def executor(jobs: Iterable[Job]) -> Iterator[Job]:
-            return caption_locally(captioner, jobs, plan.how, CombinedObserver(observers), readers)
+            observer = CombinedObserver(observers)
+            return caption_locally(captioner, jobs, spec, observer, readers, total=len(plan.entries))
 
         return executor
 
@@ -188,13 +190,13 @@ class Run:
         from vidspec.runs.devices import device_groups
         from vidspec.runs.pool import CaptionerFactory
 
-        plan, spec = self.plan, self.plan.spec
+        plan, spec = self.plan, self._measured_spec
         groups = device_groups(spec.replicas, plan.profile, ray=spec.engine == "ray", address=spec.address)
         factory = CaptionerFactory(plan.profile.model_dump())
         if spec.engine == "ray":
             from vidspec.runs.ray_engine import ray_outcomes
 
-            return lambda jobs: ray_outcomes(factory, jobs, plan.how, groups, address=spec.address)
+            return lambda jobs: ray_outcomes(factory, jobs, spec, groups, address=spec.address)
         from vidspec.runs.replicas import replica_outcomes
 
-        return lambda jobs: replica_outcomes(factory, jobs, plan.how, groups)
+        return lambda jobs: replica_outcomes(factory, jobs, spec, groups)

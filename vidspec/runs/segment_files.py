@@ -14,14 +14,16 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from vidspec.config.run_spec import ExistingFiles
+from vidspec.config.run_spec import ExistingFiles, RunSpec
+from vidspec.config.schema import Profile
 from vidspec.errors import OutputError, VidspecError
 from vidspec.events.record import RecordDict
 from vidspec.events.tally import counted
+from vidspec.runs.allowance import fetch_limits
 from vidspec.runs.clip_files import ClipFiles
 from vidspec.runs.containers import ShardFiles
 from vidspec.runs.formats.base import flat_record, segment_of
-from vidspec.runs.job import Job, JobConfig
+from vidspec.runs.job import Job
 from vidspec.runs.reader import ClipReader
 from vidspec.runs.renderers import ONE_CLIP, PendingFile, make_folder
 from vidspec.runs.store.journal import unwritable_error
@@ -64,13 +66,14 @@ class SegmentFiles(ClipFiles):
     Args:
         names: names of the files.
         existing: treatment of foreign files, ``skip`` or ``replace``.
-        config: settings of the run: how clips are read.
+        spec: the run.
+        profile: of its captioner.
     """
 
-    def __init__(self, names: SegmentNames, existing: ExistingFiles, config: JobConfig) -> None:
+    def __init__(self, names: SegmentNames, existing: ExistingFiles, spec: RunSpec, profile: Profile) -> None:
         super().__init__((names,), existing)
-        self._segment_names, self._config = names, config
-        self._files, self._reader = ShardFiles(config.fetch), ClipReader(config.timeout, config.stall)
+        self._segment_names, self._allow_damaged = names, profile.video.allow_damaged
+        self._files, self._reader = ShardFiles(fetch_limits(spec)), ClipReader(spec.timeout, profile.video.stall)
         self._kinds: Counter[str] = Counter()
         self._writer = ThreadPoolExecutor(1, "vidspec-cut")
         self._cuts: dict[Path, _Cut] = {}  # of this run's segments, until they are shown
@@ -162,11 +165,11 @@ class SegmentFiles(ClipFiles):
 
     def _write_video(self, job: Job, part: Path) -> _WrittenVideo:
         """Write a segment's video, in the thread for that; nothing is left of one that fails."""
-        start, end, damaged = job.start or 0.0, job.end or 0.0, bool(self._config.video.get("allow_damaged"))
+        start, end = job.start or 0.0, job.end or 0.0
         try:
             make_folder(part.parent)
-            with self._files.local(job.path, job.source) as file:
-                kind = self._reader.write_segment(file, start, end, str(part), allow_damaged=damaged)
+            with self._files.local(job.path, job.source, job.shard) as file:
+                kind = self._reader.write_segment(file, start, end, str(part), allow_damaged=self._allow_damaged)
             with part.open("rb") as content:
                 digest = hashlib.file_digest(content, "sha256").hexdigest()
                 os.fsync(content.fileno())

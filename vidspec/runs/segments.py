@@ -7,37 +7,15 @@ import os
 from importlib import import_module
 from itertools import pairwise
 
-from vidspec.errors import UsageError, VideoError, option
-from vidspec.runs.manifests import parse_seconds
+from vidspec.errors import UsageError, VideoError
 
-__all__ = ["cut_clip", "fixed_segments", "parse_segment", "scene_segments"]
+__all__ = ["cut_clip", "fixed_segments", "scene_segments"]
 
 #: Maximum of segments: more point to wrong timestamps, or a wrong segment length.
 MAX_SEGMENTS = 100_000
 #: A last piece shorter than this share of a segment is merged into the one before.
 MIN_LAST_SHARE = 0.1
-#: Minimum segment length in seconds; hours of video in shorter ones would be more parts than memory holds.
-MIN_SECONDS = 0.1
 Segments = list[tuple[float, float]]
-
-
-def parse_segment(text: str | None) -> float | str | None:
-    """Parse ``--segment``: ``scenes``, a length in seconds (``30s``, ``2m``, ``1:30``), or None.
-
-    Raises:
-        UsageError: it is none of these.
-    """
-    if text is None or text == "scenes":
-        return text
-    try:
-        length = parse_seconds(text)
-    except ValueError:
-        length = 0.0
-    if not (math.isfinite(length) and length >= MIN_SECONDS):
-        raise UsageError(
-            f"{option('segment', text)}: must be scenes or a length such as 30s, of {MIN_SECONDS:g} s or more"
-        )
-    return length
 
 
 def fixed_segments(length: float, start: float, end: float) -> Segments:

@@ -8,25 +8,28 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from vidspec.events.record import OPTIONAL_KEYS, RecordDict
-from vidspec.runs.job import Job, JobConfig, JobQuestions, MemberSource
+from vidspec.runs.job import Job, MemberSource, prompt_of, questions_of
 from vidspec.runs.rendering import render_caption
+
+if TYPE_CHECKING:
+    from vidspec.config.run_spec import RunSpec
+    from vidspec.config.schema import Profile
 
 __all__ = [
     "INPUT_KEYS",
     "LEAN_KEYS",
     "FileContent",
-    "SettingsDigest",
     "clip_id",
     "content_of",
     "lean_record",
     "raw_caption",
     "record_of",
+    "settings_digest",
 ]
 
 #: Keys of a line of ``--format jsonl``: no measurements, so that the same captions give the same bytes.
@@ -56,9 +59,6 @@ LEAN_KEYS = (
 _RUN_KEYS = ("reused", "reused_by_draft", "saved_s")
 #: Keys of a job about its input; in lean records they are at the top level.
 INPUT_KEYS = ("id", "start", "end", "prompt", "columns")
-#: Keys of a profile that do not affect captions: name, devices and speed.
-#: Threads and packed weights may change the last bits of a sum, which is not meant to change a caption.
-IRRELEVANT_KEYS = ("name", "about", "models.device", "models.threads", "models.packed", "workers", "video.stall")
 CHUNK = 1 << 20
 
 
@@ -103,78 +103,48 @@ def clip_id(job: Job) -> str:
     """
     clip = job.planned_job
     named = () if clip.id is None or (clip.shard or "").lower().endswith(".tar") else (clip.id,)
-    return _digest([os.path.normpath(clip.path), clip.start, clip.end, *named], 16)
+    return _hash(json.dumps([os.path.normpath(clip.path), clip.start, clip.end, *named], default=str), 16)
 
 
-def _digest(value: object, digits: int) -> str:
-    text = json.dumps(value, sort_keys=True, default=str)
+def _hash(text: str, digits: int) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:digits]
 
 
-class SettingsDigest:
-    """Digest of everything that may change a caption, per prompt; another digest is another captioning.
-
-    Args:
-        profile: the profile as nested plain values.
-        config: settings of the run.
-    """
-
-    def __init__(self, profile: Mapping[str, Any], config: JobConfig) -> None:
-        self.profile, self.config = profile, config
-        self._relevant = {
-            key: {inner: deep for inner, deep in value.items() if f"{key}.{inner}" not in IRRELEVANT_KEYS}
-            if isinstance(value, Mapping)
-            else value
-            for key, value in profile.items()
-            if key not in IRRELEVANT_KEYS
-        }
-        self._digests: dict[tuple[str | None, JobQuestions | None], str] = {}
-
-    @property
-    def name(self) -> str | None:
-        """Name of the profile."""
-        name: str | None = self.profile.get("name")
-        return name
-
-    def of(self, job: Job) -> str:
-        """Return the 12 hex digits of a job's settings."""
-        config, prompt = self.config, job.planned_job.prompt
-        questions = config.questions_of(job)
-        key = prompt, questions
-        if key not in self._digests:
-            about: dict[str, object] = {"prompt": prompt or config.prompt}
-            if questions is not None:
-                about["turns" if questions.in_turns else "prompts"] = questions.texts
-            if config.template is not None:
-                about |= {"template": config.template, "single_line": False}  # a key of 0.4.0's digests
-            if config.segment is not None:
-                about |= {"segment": config.segment} | ({"context": True} if config.context else {})
-            about |= {key: value for key, value in (("rewrite", config.rewrite), ("summary", config.summary)) if value}
-            self._digests[key] = _digest([self._relevant, about], 12)
-        return self._digests[key]
+def settings_digest(job: Job, spec: RunSpec, profile: Profile) -> str:
+    """Return the 12 hex digits of everything that may change a caption of a clip; others are another captioning."""
+    about: dict[str, object] = {"prompt": job.planned_job.prompt or profile.generate.prompt}
+    if (questions := questions_of(job, spec)) is not None:
+        about["turns" if questions.in_turns else "prompts"] = questions.texts
+    if spec.template is not None:
+        about |= {"template": spec.template, "single_line": False}  # a key of 0.4.0's digests
+    if spec.segment is not None:
+        about |= {"segment": spec.segment_length} | ({"context": True} if spec.context else {})
+    about |= {key: value for key, value in (("rewrite", spec.rewrite), ("summary", spec.summary)) if value}
+    text = f"[{profile.caption_keys}, {json.dumps(about, sort_keys=True)}]"
+    return _hash(text, 12)
 
 
-def record_of(job: Job, settings: SettingsDigest, content: FileContent) -> RecordDict:
+def record_of(job: Job, spec: RunSpec, profile: Profile, content: FileContent) -> RecordDict:
     """Return the record of a job's result, with its ``job``.
 
     The job has ``clip, settings, size, mtime_ns`` and the set ones of ``sha256, id, start, end, prompt, segment,
     segments, models_named, columns, existing``.
     """
-    config, caption = settings.config, job.caption
-    if caption.caption is not None and config.template is not None:
-        written = render_caption(caption.caption, config.template, job.fields)
+    caption = job.caption
+    if caption.caption is not None and spec.template is not None:
+        written = render_caption(caption.caption, spec.template, job.fields)
         caption = replace(caption, caption=written, text=caption.caption)
     about = {
         "clip": clip_id(job),
-        "settings": settings.of(job),
+        "settings": settings_digest(job, spec, profile),
         **content._asdict(),
         "id": job.id,
         "start": job.start,
         "end": job.end,
-        "prompt": config.prompt_of(job) or None,
+        "prompt": prompt_of(job, spec, profile) or None,
         "segment": job.segment,
         "segments": job.segments,
-        "models_named": (caption.demo and config.models_named) or None,
+        "models_named": (caption.demo and spec.names_models) or None,
         "columns": dict(job.columns) or None,
         "existing": job.existing or None,
     }

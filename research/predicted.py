@@ -11,13 +11,21 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from research.prediction.constants import CACHE_USE, FLOPS_USE, LAUNCH, PRODUCT_USE
-from research.prediction.costs import ACCEPTANCE, DraftCandidate, ModelCost, predict, predict_rounded
+from research.prediction.costs import (
+    ACCEPTANCE,
+    AssumedAcceptance,
+    DraftCandidate,
+    ModelCost,
+    SpeedPrediction,
+    predict,
+    predict_rounded,
+)
 from research.prediction.drafts import cost_of_known, draft_candidates
 from research.prediction.sheets import SHEETS, DataSheet
 from vidspec.bench.tables import bullets, table
 from vidspec.models.known_pairs import KnownModel, MemoryWorkload, known_model, known_pairs
 from vidspec.models.memory_estimate import PROMPT
-from vidspec.models.recommended import USABLE, AssumedAcceptance, SpeedPrediction, named_card
+from vidspec.models.recommended import USABLE, named_card
 
 __all__ = ["CLIPS", "PUBLISHED", "TARGET", "VISUAL", "CardForecast", "PublishedFigure", "forecasts", "page"]
 

@@ -19,7 +19,7 @@ from vidspec.config import profiles
 from vidspec.config.profiles import Profile
 from vidspec.config.run_spec import split_keywords
 from vidspec.config.user_config import read_config
-from vidspec.decoding.captioner_models import CaptionerModels, build_setup, load_models, suggested_command
+from vidspec.decoding.captioner_models import CaptionerModels, build_setup, load_models
 from vidspec.decoding.clip_session import ClipSession
 from vidspec.decoding.default_profile import resolve_profile
 from vidspec.decoding.dialogue import Dialogue
@@ -91,7 +91,7 @@ class Captioner:
             profile = profiles.override(profile, overrides)
         if profile.models.threads is not None:
             torch.set_num_threads(profile.models.threads)
-        with ExitStack() as undo, suggested_command(profile):
+        with ExitStack() as undo:
             models = load_models(profile, undo)
             captioner = cls(profile, **models._asdict())
             if models.slot is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from research.prediction.constants import (
     CACHE_USE,
@@ -29,17 +29,19 @@ from research.prediction.constants import (
 )
 from research.prediction.sheets import DataSheet
 from research.speed import best_window, beta_of_run_length, beta_of_tokens_per_pass
-from vidspec.models.recommended import AssumedAcceptance, PredictedDraft, SpeedPrediction
 
 __all__ = [
     "ACCEPTANCE",
     "BLOCK_LAUNCHES",
     "OTHER_LAUNCHES",
     "WEIGHT_BYTES",
+    "AssumedAcceptance",
     "DraftCandidate",
     "EagerLaunches",
     "ExpertCost",
     "ModelCost",
+    "PredictedDraft",
+    "SpeedPrediction",
     "predict",
     "predict_rounded",
 ]
@@ -65,6 +67,58 @@ _LEAST_SHARES: Mapping[WeightPrecision, Mapping[int, float]] = {
 _KERNEL_ROWS = 256
 #: Longest predicted window, and the least gain of a draft: smaller ones are within the errors of a prediction.
 _LONGEST, _LEAST_GAIN = 16, 1.02
+
+DraftKind = Literal["model", "int8", "int4", "eagle3"]
+
+
+class AssumedAcceptance(NamedTuple):
+    """Assumed probability that a drafted token is accepted, and its source."""
+
+    beta: float
+    source: str
+
+
+@dataclass(frozen=True)
+class PredictedDraft:
+    """A draft that exists for a target.
+
+    Attributes:
+        name: hub id of a model or head; of a quantised copy of the target the name of its profile.
+        kind: what drafts.
+        assumed: its acceptance.
+        bytes: of its weights, and of its own keys and values for one clip.
+    """
+
+    name: str
+    kind: DraftKind
+    assumed: AssumedAcceptance
+    bytes: int
+
+
+@dataclass(frozen=True)
+class SpeedPrediction:
+    """Predicted decoding with one draft, or without any.
+
+    Attributes:
+        draft: None for plain decoding.
+        gamma: best window; 0 if the draft does not pay.
+        tokens_per_s: of all clips together.
+        gain: over plain decoding; never below 1.
+        bytes: of target, draft and clips; None if unknown.
+        fits: True if this memory is there; None if unknown.
+    """
+
+    draft: PredictedDraft | None
+    gamma: int
+    tokens_per_s: float
+    gain: float
+    bytes: int | None = None
+    fits: bool | None = None
+
+    @property
+    def name(self) -> str:
+        return "plain decoding" if self.draft is None else self.draft.name
+
 
 #: By kind of draft, or family of a smaller model.
 ACCEPTANCE: Mapping[str, AssumedAcceptance] = {

@@ -76,9 +76,7 @@ def draft_candidates(
     for precision in ("int4", "int8") if target.weights == "bfloat16" else ():
         cost = replace(target, weights=precision)
         size = round(cost.weight_bytes + (cost.states + entries * cost.entry if cost.states else 0))
-        found.append(
-            DraftCandidate(f"self-{precision}", precision, ACCEPTANCE[precision], size, bool(cost.states), cost=cost)
-        )
+        found.append(DraftCandidate(f"self-{precision}", precision, ACCEPTANCE[precision], size, cost=cost))
     for model in siblings:
         if (cost_of := cost_of_known(model)) is not None:
             size = (model.weight_bytes("bfloat16") or round(cost_of.weight_bytes)) + model.kv_bytes(load)

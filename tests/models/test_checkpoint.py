@@ -3,9 +3,7 @@
 import json
 import re
 import shlex
-from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,13 +13,12 @@ from tests.checkpoints import qwen
 from tests.checkpoints.qwen import QwenKind
 from vidspec.cli import main
 from vidspec.cli.app import app
-from vidspec.cli.predictions import CardPredictions
-from vidspec.config import profiles
+from vidspec.cli.checkpoint import inspect
+from vidspec.config.user_config import UserConfig
+from vidspec.decoding.default_profile import resolve_profile
 from vidspec.models.checkpoint_config import read_config
-from vidspec.models.known_pairs import MemoryWorkload, known_model, known_pairs
 from vidspec.models.memory_estimate import PROCESS
 from vidspec.models.placement import Placement
-from vidspec.models.recommended import cards, predictions_of_published
 
 GIB = 1 << 30
 #: Parts of the memory that is needed, beside keys and values and the process.
@@ -67,13 +64,10 @@ def test_what_is_said_is_what_loading_finds(vidspec, written, family, monkeypatc
     model = qwen.adapter(kind)
     decoder = model.decoder
     assert code == 0 and found["supported"] and found["fits"] and found["family"] == family
-    assert found["decoder"] == decoder.name and (decoder.name == "fused" or found["why"] == decoder.why)
-    assert found["axes"] == decoder.axes == 3
     assert found["vocabulary"] == model.model.lm_head.weight.shape[0]
     assert found["parameters"] == sum(weight.numel() for weight in model.model.parameters())
     assert found["kv_bytes"] == decoder.slab.entry_bytes and found["state_bytes"] == decoder.state_bytes
-    assert found["states"] == (3 if family == "qwen3_5" else 0)
-    assert any(key.startswith("draft.topology: tree") for key in found["refused"]) == (family == "qwen3_5")
+    assert found["has_states"] == (family == "qwen3_5")
     kv = found["kv_bytes"] * (found["visual_tokens"] + 64 + 512)
     assert found["needed"] == PROCESS + sum(found[key] for key in PARTS) + kv
 
@@ -96,9 +90,7 @@ def test_drafts_by_memory_and_vocabulary(vidspec, written, monkeypatch):
     code, found = said(vidspec, written(config))
     fits = {fit["draft"]: fit for fit in found["drafts"]}
     assert code == 0 and fits[small]["refused"] is None and fits[small]["bytes"] > found["needed"]
-    assert (
-        not found["hears"] and "Qwen/Qwen2.5-VL-32B-Instruct" not in fits and not any("llava" in name for name in fits)
-    )
+    assert "Qwen/Qwen2.5-VL-32B-Instruct" not in fits and not any("llava" in name for name in fits)
     assert found["command"].startswith("vidspec caption clip.mp4 --profile specvlm --target /")
     config.text_config.vocab_size = 32064
     _, found = said(vidspec, written(config))
@@ -112,10 +104,9 @@ def test_a_thinker_is_what_counts(vidspec, tmp_path):
     config = json.loads((FIXTURES / "Qwen2.5-Omni-7B.json").read_text())["config"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     code, found = said(vidspec, tmp_path)
-    assert code == 0 and found["family"] == "qwen2_5_omni" and found["axes"] == 3 and found["decoder"] == "fused"
+    assert code == 0 and found["family"] == "qwen2_5_omni"
     assert found["parameters"] == 8931813888 and found["visual_tokens"] == 16 * 20 * 36
     assert [fit["draft"] for fit in found["drafts"]] == ["Qwen/Qwen2.5-Omni-3B"]
-    assert found["hears"] and "audio input supported; --no-audio" in vidspec("models", str(tmp_path)).out
 
 
 def test_video_salmonn_is_no_plain_qwen(vidspec, tmp_path):
@@ -123,7 +114,7 @@ def test_video_salmonn_is_no_plain_qwen(vidspec, tmp_path):
     changes = {"architectures": ["video_SALMONN2_plus"], "audio_config": {}, "audio_token_id": 151665}
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
     code, found = said(vidspec, tmp_path)
-    assert code == 0 and found["family"] == "video_salmonn2_plus" and found["decoder"] == "fused" and found["hears"]
+    assert code == 0 and found["family"] == "video_salmonn2_plus"
     assert found["parameters"] == 9220244992 and found["visual_tokens"] == 16 * 26 * 46
     assert [fit["draft"] for fit in found["drafts"]] == ["tsinghua-ee/video-SALMONN2_plus_3B_full"]
 
@@ -131,43 +122,12 @@ def test_video_salmonn_is_no_plain_qwen(vidspec, tmp_path):
 @pytest.mark.full
 def test_text_and_too_little_memory(vidspec, written, monkeypatch):
     folder = written(qwen.config(QwenKind("qwen3_5")))
-    alone = vidspec("models", str(folder)).out.splitlines()[-1]
-    assert alone == f"vidspec caption clip.mp4 --profile ar --target {folder}"
+    alone = vidspec("models", str(folder)).out.splitlines()[0].split("\t")
+    assert alone[2:] == ["-", f"vidspec caption clip.mp4 --profile ar --target {folder}"]
     monkeypatch.setattr("vidspec.cli.checkpoint.free_memory", lambda device: 1000)
     monkeypatch.setattr("vidspec.models.machine.device_memory", lambda: 1000)
     ran = vidspec("models", str(folder))
-    assert ran.code == 3 and "too little" in ran.out
-    assert ran.out.splitlines()[-1].startswith("no published model fits; ")
-    for part in (
-        "qwen3_5, supported",
-        "stock: blocks of qwen3_5_text are not fused",
-        "3 of 4 blocks keep states",
-        "M-RoPE",
-    ):
-        assert part in ran.out
-
-
-@pytest.mark.sample(quick=1)
-@pytest.mark.parametrize(
-    ("config", "eager"),
-    [
-        ({"model_type": "qwen2", "num_hidden_layers": 2}, None),
-        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0}, None),
-        (
-            {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0, "sliding_window": 32},
-            "its blocks have sliding windows of fewer than 64 tokens",
-        ),
-        ({"model_type": "llama", "num_hidden_layers": 2, "head_dim": 96}, "its heads have 96 numbers"),
-        ({"model_type": "llama", "num_hidden_layers": 2, "hidden_act": "gelu"}, "its blocks are not fused"),
-    ],
-    ids=["replayed", "windows", "narrow", "heads", "stock"],
-)
-def test_what_a_gpu_would_not_replay(vidspec, tmp_path, config, eager):
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    _, found = said(vidspec, tmp_path)
-    assert found["eager"] == eager and (found["decoder"] == "fused") == (eager != "its blocks are not fused")
-    out = vidspec("models", str(tmp_path)).out
-    assert (f"all passes kernel by kernel: {eager}" if eager else "except those of a head (eagle3, mtp)") in out
+    assert ran.code == 3 and "GiB, too much" in ran.out
 
 
 def test_a_language_model_drafts(vidspec, tmp_path):
@@ -196,21 +156,13 @@ def test_a_hub_id_that_is_not_here(vidspec):
     assert ran.code == 3 and "nor in the cache" in ran.err and "models get nobody" not in ran.err
 
 
-def test_a_published_model_whose_config_cannot_be_had(vidspec, monkeypatch):
-    """Its pairs and their memory are known without it."""
+def test_a_published_model_needs_no_config(vidspec, monkeypatch):
     name = "Qwen/Qwen2.5-VL-7B-Instruct"
     monkeypatch.setattr("vidspec.models.machine.device_memory", lambda: 40 * GIB)
     ran = vidspec("models", name)
-    facts = [tuple(line.strip().split(maxsplit=1)) for line in ran.out.splitlines()[:-1]]
-    assert ran.err == "" and facts[0] == ("model", name) and "qwen2_5_vl, supported" in facts[1][1]
-    assert ran.out.splitlines()[-1] == f"vidspec caption clip.mp4 --target {name}"
-    pairs = [label for label, _ in facts if label in ("draft", "drafts")]
-    assert pairs == ["draft", "drafts", "drafts"]
-    found = json.loads(vidspec("models", name, "--format", "json").out)
-    assert found["name"] == name and len(found["pairs"]) == len(pairs)
+    assert ran.err == "" and ran.out.splitlines()[0].endswith(f"\tvidspec caption clip.mp4 --target {name}")
     monkeypatch.setattr("vidspec.models.machine.device_memory", lambda: 1)
-    ran = vidspec("models", name)
-    assert ran.code == 3 and ran.out.splitlines()[-1].startswith("no published model fits; ")
+    assert vidspec("models", name).code == 3
     assert vidspec("models", "Qwen/Qwen2.5-VL-7B").err.count("did you mean Qwen/Qwen2.5-VL-7B-Instruct?") == 1
 
 
@@ -247,7 +199,7 @@ def test_a_target_that_is_rounded_when_it_is_loaded(vidspec, written, monkeypatc
     monkeypatch.setattr("vidspec.cli.checkpoint.free_memory", lambda device: found["while_loading"] - 1)
     short = vidspec("models", str(folder), "--weights", rounded)
     assert short.code == (3 if found["while_loading"] > found["needed"] else short.code)
-    assert "while it is loaded" in short.out and f"rounded to {rounded} when it is loaded" in short.out
+    assert ("GiB, too much" in short.out) == (short.code == 3)
 
 
 def test_the_list_takes_no_weights(vidspec):
@@ -271,9 +223,9 @@ def test_the_command_is_one_that_the_listed_pair_can_do(vidspec, monkeypatch, tm
     read = read_config(str(tmp_path))
     monkeypatch.setattr("vidspec.cli.checkpoint.read_config", lambda named, text: read)
     monkeypatch.setattr("vidspec.cli.checkpoint.free_memory", lambda device: 400 * GIB)
-    _, found = said(vidspec, name)
-    draft = next(fit["draft"] for fit in found["drafts"])
-    assert found["command"] == f"vidspec caption clip.mp4 --profile {command} --target {name} --draft {draft}"
+    found = inspect(name)
+    draft = found.drafts[0].draft
+    assert found.command == f"vidspec caption clip.mp4 --profile {command} --target {name} --draft {draft}"
 
 
 @pytest.mark.full
@@ -314,56 +266,18 @@ def test_a_draft_that_is_named(vidspec, tmp_path, monkeypatch):
     assert code == 3 and found["fits"] and found["drafts"][0]["refused"].endswith("too much for this machine")
 
 
-def test_speeds_of_a_folder_are_those_of_the_published_model(vidspec, written):
-    """A config of Qwen2.5-VL-7B gives the parameters that are listed for it, and the speeds."""
-    config = json.loads((FIXTURES / "Qwen2.5-VL-7B-Instruct.json").read_text())["config"]
-    folder = Path(written(SimpleNamespace(to_json_file=lambda path: path.write_text(json.dumps(config)))))
-    found = json.loads(vidspec("models", str(folder), "--card", "h100", "--format", "json").out)
-    published = known_model("Qwen/Qwen2.5-VL-7B-Instruct")
-    listed = predictions_of_published(published, cards()["h100"], MemoryWorkload(), None).found
-    rates = {row["draft"]: row["tokens_per_s"] for row in found["predicted"]["predictions"]}
-    for one in listed:
-        if not one.is_head:  # published for the hub id alone
-            assert rates[one.draft and one.name] == pytest.approx(one.tokens_per_s, abs=0.1)
-    assert found["command"] == f"vidspec caption clip.mp4 --target {folder} --profile self-int8"
-    assert "predicted" not in vidspec("models", str(folder)).out
-
-
 @pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("card", ["4090", "l40s", "a100", "h100"])
-def test_printed_commands_parse(card):
-    """Every published target with a prediction: the options exist, and the profile loads with its keys."""
-    targets = {model.name: model for pair in known_pairs() for model in (pair.target, pair.draft) if model is not None}
-    commands = set[str]()
-    for name, target in targets.items():
-        at = cards()[card]
-        predicted = predictions_of_published(target, at, MemoryWorkload(), at.usable)
-        if predicted is not None and not (shown := CardPredictions(at, name, predicted)).is_too_large:
-            commands.add(shown.command)
-    assert len(commands) >= 15
-    for line in commands:
-        program, command, *words = shlex.split(line)
+def test_printed_commands_parse(vidspec, tmp_path, card):
+    """Every row of a card: the options exist, and the profile loads with its keys."""
+    found = json.loads(vidspec("models", "--all", "--card", card, "--format", "json").out)
+    assert len(found) > 40
+    for row in found:
+        program, command, *words = shlex.split(row["command"])
         assert (program, command) == ("vidspec", "caption")
         context = typer.main.get_command(app).commands["caption"].make_context("caption", words)
-        keys = dict(word.split("=", 1) for flag, word in pairwise(words) if flag == "--set")
-        assert profiles.load(context.params["profile"], {**keys, "models.target": context.params["target"]}, env={})
-
-
-@pytest.mark.full
-def test_what_is_not_in_the_table_of_predictions_is_told(vidspec, written):
-    folder = str(written(qwen.config(QwenKind("qwen3_vl"))))
-    reason = "predicted no speeds on H100: it is not in the table of predictions"
-    assert reason in " ".join(vidspec("models", folder, "--card", "h100").out.split())
-    config = json.loads((FIXTURES / "Qwen2.5-VL-7B-Instruct.json").read_text())["config"]
-    published = str(written(SimpleNamespace(to_json_file=lambda path: path.write_text(json.dumps(config)))))
-    rounded = vidspec("models", published, "--card", "h100", "--weights", "int4")
-    assert "no speeds on H100: the table of predictions has 16-bit weights only" in " ".join(rounded.out.split())
-    named = vidspec("models", published, "--card", "h100", "--draft", published)
-    assert f"{published}: not in the table of predictions" in " ".join(named.out.split())
-    found = json.loads(vidspec("models", "nvidia/Cosmos-Reason2-8B", "--card", "h100", "--format", "json").out)
-    assert found["predicted"] is None
-    out = " ".join(vidspec("models", "nvidia/Cosmos-Reason2-8B", "--card", "h100").out.split())
-    assert reason in out
+        keys = {f"models.{name}": value for name in ("target", "draft") if (value := context.params[name])}
+        assert resolve_profile(context.params["profile"], keys, UserConfig(tmp_path / "config.yaml")).profile.name
 
 
 @pytest.mark.full
@@ -374,8 +288,4 @@ def test_a_target_that_does_not_fit_ends_with_the_weights_that_do(vidspec, writt
     assert rounded < whole
     monkeypatch.setattr("vidspec.cli.checkpoint.free_memory", lambda device: whole - 1)
     ran = vidspec("models", str(folder))
-    last = ran.out.splitlines()[-1]
-    assert ran.code == 3 and re.match(
-        rf"with --weights int[48] it fits: vidspec caption clip.mp4 --profile \S+ --target {folder} .*weights=int[48]",
-        last,
-    )
+    assert ran.code == 3 and re.fullmatch(r"with --weights int[48] it fits\n", ran.err)

@@ -1,4 +1,4 @@
-"""The table of predicted speeds: what is read from it, and the cards it knows."""
+"""The table of default drafts: what is read from it, and the cards it knows."""
 
 import re
 from pathlib import Path
@@ -7,67 +7,47 @@ import pytest
 
 from vidspec.errors import UsageError
 from vidspec.models.known_pairs import MemoryWorkload, known_model
-from vidspec.models.recommended import card_of_device, cards, named_card, predictions, predictions_of_published
+from vidspec.models.recommended import PLAINLY, card_of_device, cards, default_on, named_card
 
 TARGET = "Qwen/Qwen2.5-VL-7B-Instruct"
-DRAFT = "Qwen/Qwen2.5-VL-3B-Instruct"
 
 
-def found_on(key, load=None, free=None, without=()):
-    return predictions_of_published(known_model(TARGET), cards()[key], load or MemoryWorkload(), free, without)
+def on(key, target=TARGET, load=None, heads=()):
+    return default_on(cards()[key], known_model(target), load or MemoryWorkload(), heads)
 
 
-def test_speeds_are_those_of_the_card_and_memory_is_that_of_the_clip():
-    slow, fast = (found_on(key).found for key in ("l4", "h100"))
-    assert slow[0].name == "plain decoding" and 8 < fast[0].tokens_per_s / slow[0].tokens_per_s < 12
-    assert all(one.gain == pytest.approx(one.tokens_per_s / fast[0].tokens_per_s) for one in fast)
-    longer = found_on("h100", MemoryWorkload(new_tokens=1512))
-    entry, of_draft = (2 * known_model(name).kv_per_token for name in (TARGET, DRAFT))
-    more = {one.name: after.bytes - one.bytes for one, after in zip(fast, longer.found, strict=True)}
-    assert more["plain decoding"] == more["self-int4"] == 1000 * entry and more[DRAFT] == 1000 * (entry + of_draft)
+def test_memory_is_that_of_the_clip():
+    known, entry = known_model(TARGET), 2 * known_model(TARGET).kv_per_token
+    short, long = on("h100"), on("h100", load=MemoryWorkload(new_tokens=1512))
+    assert long.bytes - short.bytes == 1000 * entry and short.draft == "self-int8"
+    copy = short.bytes - known.weight_bytes("bfloat16") - known.kv_bytes(MemoryWorkload(dtype="bfloat16"))
+    assert 7e9 < copy < 7.2e9
+    target, draft = "llava-hf/llava-onevision-qwen2-7b-ov-hf", "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"
+    both = [2 * known_model(name).kv_per_token for name in (target, draft)]
+    pair = [on("h100", target, load) for load in (None, MemoryWorkload(new_tokens=1512))]
+    assert pair[0].draft == draft and pair[1].bytes - pair[0].bytes == 1000 * sum(both)
 
 
 def test_the_page_has_the_least_gain_of_cards_of_its_memories():
-    """The item of each memory names targets and, in words, their drafts."""
-    drafts = {"Qwen/Qwen3-VL-32B-Instruct": "Qwen/Qwen3-VL-2B-Instruct"}
-    drafts["llava-hf/llava-onevision-qwen2-7b-ov-hf"] = "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"
+    """The item of each memory names targets and the gain of their default drafts."""
     page = (Path(__file__).parents[2] / "docs" / "use" / "own-models.md").read_text()
     items = re.findall(r"^- (\d+) GB: (.*(?:\n  .*)*)", page, re.MULTILINE)
     assert [int(memory) for memory, _ in items] == [16, 24, 80]
     for memory, taken in items:
         alike = [key for key, card in cards().items() if card.memory == int(memory) * 10**9]
         for target, gain in zip(re.findall("`([^`]*)`", taken), re.findall(r"[\d.]+x", taken), strict=True):
-            model, draft = known_model(target), drafts.get(target, "self-int4")
-            every = [predictions_of_published(model, cards()[key], MemoryWorkload(), None).found for key in alike]
-            found = [one.gain for on_card in every for one in on_card if one.name == draft]
-            assert len(found) == len(alike) and gain == f"{min(found):.1f}x", target
+            assert gain == f"{min(on(key, target).gain for key in alike):.1f}x", target
 
 
-def test_what_fits_is_by_free_memory():
-    plain = found_on("h100").found[0].bytes
-    fitting = {one.name: one.fits for one in found_on("h100", free=plain + 4.2e9).found}
-    assert fitting["plain decoding"] and fitting["self-int4"] and not fitting["self-int8"]
-    assert {one.fits for one in found_on("h100").found} == {None}
-    # A target is rounded on the card, which needs its weights in 16 bits there.
-    weights = known_model(TARGET).weight_bytes("bfloat16")
-    assert [found_on("h100", free=free).rounded.fits for free in (weights - 1, weights)] == [False, True]
+def test_targets_that_do_not_fit_or_are_unknown_have_no_default():
+    assert on("4080", TARGET) is None and on("h200", "Qwen/Qwen2.5-VL-72B-Instruct") is None
+    assert on("b200", "Qwen/Qwen2.5-VL-3B-Instruct").draft == PLAINLY
 
 
-def test_drafts_may_be_left_out_and_unknown_targets_have_no_row():
-    assert "self-int4" not in [one.name for one in found_on("h100", without=["self-int4"]).found]
-    assert predictions("somebody/a-model", cards()["h100"], MemoryWorkload(), None, None, None) is None
-
-
-def test_copies_of_a_hybrid_read_the_prompt_again():
-    hybrid = predictions_of_published(known_model("Qwen/Qwen3.5-9B"), cards()["h100"], MemoryWorkload(), None)
-    by_name = {one.name: one.draft for one in hybrid.found}
-    assert by_name["self-int4"].arguments == "--profile self-int4 --set draft.prefill=again"
-    assert hybrid.eager_launches == 24 * 101 + 8 * 69 + 33 and found_on("h100").eager_launches == 0
-    smaller = found_on("h100").found
-    assert [one.draft.arguments for one in smaller if one.name in ("self-int8", DRAFT)] == [
-        "--profile self-int8",
-        f"--profile vanilla-sd-auto --draft {DRAFT}",
-    ]
+def test_a_head_counts_only_if_it_is_here():
+    head = "Rayzl/qwen2.5-vl-7b-eagle3-sgl"
+    assert on("h100", heads={head}).draft == head and on("h100", heads={"x/y"}).draft == "self-int8"
+    assert on("h100", heads={head}).gain > on("h100").gain
 
 
 @pytest.mark.parametrize(
@@ -105,5 +85,5 @@ def test_names_that_users_type():
 
 @pytest.mark.parametrize("name", ["t4", "Tesla T4", "V100", "RTX 2080", "rtx-2080", "2080"])
 def test_cards_whose_passes_are_not_replayed(name):
-    with pytest.raises(UsageError, match="speeds are predicted from compute capability"):
+    with pytest.raises(UsageError, match="gains are predicted from compute capability"):
         named_card(name)

@@ -8,38 +8,28 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict, dataclass, replace
 
-from vidspec.cli.predictions import CardPredictions
 from vidspec.config import profiles
-from vidspec.decoding import auto
 from vidspec.decoding.recurrent_limits import STATES
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.device import free_memory
-from vidspec.engine.fused import unsupported_reason
-from vidspec.engine.graphs import eager_reason_by_shape
 from vidspec.engine.quantised import Precision
 from vidspec.engine.stock import StockDecoder
 from vidspec.errors import VidspecError
-from vidspec.events.tally import counted
 from vidspec.models import loading
 from vidspec.models.base import StockConfig, families
 from vidspec.models.checkpoint_config import load_error, read_config, weight_source
 from vidspec.models.frame_rules import FrameRule
-from vidspec.models.hub import is_listed, is_local
 from vidspec.models.identity import is_related
 from vidspec.models.known_pairs import (
     PUBLISHED_RULES,
     KnownModel,
     MemoryWorkload,
-    known_model,
     known_pairs,
-    published_heads,
 )
-from vidspec.models.memory_estimate import BYTES, PROCESS, PROMPT
+from vidspec.models.memory_estimate import PROCESS
 from vidspec.models.model_sizes import estimate_weights, sizes_of
 from vidspec.models.placement import resolve_placement
 from vidspec.models.processor_files import read_processor
-from vidspec.models.quantization_config import method_description, quantization_config
-from vidspec.models.recommended import Card, predictions
 from vidspec.models.video_language_model import VideoLanguageModel
 
 __all__ = ["CheckpointReport", "DraftFit", "inspect"]
@@ -53,9 +43,6 @@ DRAFTED, UNPRUNED, TEXT_ONLY, WITHOUT_DRAFT = (
     ("onsd",),
     ("self-specvlm", "ar"),
 )
-
-
-REPLAYED = "passes of few tokens replayed as graphs, except those of a head (eagle3, mtp)"
 
 
 @dataclass(frozen=True)
@@ -79,46 +66,29 @@ class CheckpointReport:
     """The findings, plain values only.
 
     Attributes:
-        decoder, why: the implementation of its blocks, and the reason for it.
-        eager: the reason if a GPU runs all its passes kernel by kernel; None if passes of few tokens are captured.
-        states: number of blocks that keep a state instead of keys and values.
-        state_bytes: of these states, at most, per clip.
-        refused: keys of a profile that such states exclude.
-        axes: of rotary positions.
+        has_states: True if recurrent blocks keep states, which exclude some profiles.
         vocabulary: rows of the head.
         kv_bytes: of keys and values, per token.
+        state_bytes: of recurrent states, at most, per clip.
         visual_tokens: of the clip that memory is counted for; None if the family's processor is not known.
-        quantization: format of the stored weights; None if not quantised. They are loaded in ``dtype``.
-        rounded: codes that the language model's weights are rounded to; None if they are not.
         codes: bytes of codes, stored in the checkpoint or rounded to at load.
         weights, packed_bytes: bytes of the weights, and of packed copies of the large ones.
         working: temporary bytes while such a clip is read: its prompt, and the tower or a pass of the prefill.
-        needed, free: bytes of all of these, of keys and values and of the process, and bytes free on ``device``.
+        needed, free: bytes of all of these, of keys and values and of the process, and bytes free on the device.
         while_loading: peak bytes before all weights are rounded; 0 if none are.
         text: True for a language model without vision, which can only be a draft.
-        hears: True if it has audio input.
-        predicted: speeds on a card; None without one.
-        unpredicted: the reason if there is a card and no prediction for it.
     """
 
     name: str
     family: str
-    decoder: str
-    why: str
-    eager: str | None
-    blocks: int
-    states: int
-    state_bytes: int
-    refused: tuple[str, ...]
-    axes: int
+    has_states: bool
     vocabulary: int
     parameters: int
     dtype: str
     device: str
     kv_bytes: int
+    state_bytes: int
     visual_tokens: int | None
-    quantization: str | None
-    rounded: Precision | None
     codes: int
     weights: int
     packed_bytes: int
@@ -127,78 +97,20 @@ class CheckpointReport:
     while_loading: int
     free: int | None
     text: bool
-    hears: bool
     drafts: tuple[DraftFit, ...]
     command: str
     load: MemoryWorkload
-    predicted: CardPredictions | None = None
-    unpredicted: str = ""
 
     @property
     def fits(self) -> bool:
         """True if free memory suffices for the model and a clip, and for loading."""
         return self.free is None or max(self.needed, self.while_loading) <= self.free
 
-    def fits_on(self, card: Card | None) -> bool:
-        """Return :attr:`fits`, or that of the predictions on a card."""
-        return self.fits if card is None or self.predicted is None else self.predicted.fits
-
-    @property
-    def _qualification(self) -> str:
-        """Limits of the support of its family, after the word."""
-        if self.text:
-            return " as a draft only"
-        return "" if is_local(self.name) or is_listed(self.name) else " by its layout; this name is not listed"
-
     def to_dict(self) -> dict[str, object]:
         """Return the object for ``--format json``."""
-        facts = asdict(replace(self, predicted=None)) | {"supported": True, "fits": self.fits}
+        facts = asdict(self) | {"supported": True, "fits": self.fits}
         del facts["load"]
-        return facts | {"predicted": self.predicted and self.predicted.to_dict()}
-
-    def rows(self) -> list[tuple[str, str]]:
-        """Return labels and values for the table."""
-        kept = "by cutting keys and values: any number of tokens, chains and trees"
-        if self.states:
-            kept = (
-                f"{self.states} of {self.blocks} blocks keep states, at most {_gib(self.state_bytes)} for each clip; "
-                f"refused: {', '.join(self.refused)}"
-            )
-        frames, (tall, wide), new_tokens, _ = self.load
-        clip = f"a clip of {counted(frames, 'frame')} of {wide} x {tall} and {counted(new_tokens, 'new token')}"
-        if self.visual_tokens is None:
-            clip = counted(new_tokens, "token")
-        room = "free memory unknown" if self.free is None else f"{_gib(self.free)} free"
-        room += "" if self.fits else ", too little"
-        peak = f"; {_gib(self.while_loading)} while it is loaded" if self.while_loading else ""
-        stored = f"its codes are kept, {_gib(self.codes)}" if self.codes else f"loaded as {self.dtype}"
-        if self.rounded:
-            stored = f"rounded to {self.rounded} when it is loaded"
-        packed = f" and {_gib(self.packed_bytes)} packed" if self.packed_bytes else ""
-        rows = [
-            ("model", self.name),
-            ("family", f"{self.family}, supported" + self._qualification),
-            ("sound", "audio input supported; --no-audio turns it off" if self.hears else ""),
-            ("decoder", f"{self.decoder}: {self.why}"),
-            ("on a GPU", REPLAYED if self.eager is None else f"all passes kernel by kernel: {self.eager}"),
-            ("rollback", kept),
-            ("positions", f"{self.axes} axes (M-RoPE)" if self.axes > 1 else "1 axis"),
-            ("vocabulary", f"{self.vocabulary} rows of the head"),
-            (
-                "quantization",
-                "; ".join(filter(None, [self.quantization, stored])) if self.quantization or self.rounded else "",
-            ),
-            ("size", f"{self.parameters / 1e9:.2f}e9 parameters, {_gib(self.weights)} in {self.dtype}" + packed),
-            ("memory", f"{_gib(self.needed)} with {clip}{peak}; {self.device}: {room}"),
-            *(("draft", f"{fit.draft}: {fit.refused or _total_text(fit.bytes)}") for fit in self.drafts),
-            *(
-                ("head", f"{head.name}: published, not yet run here; --profile {head.kind} --draft {head.name}")
-                for head in published_heads()
-                if head.target == self.name
-            ),
-            *([("predicted", self.unpredicted)] if self.predicted is None else self.predicted.rows()),
-        ]
-        return [(label, value) for label, value in rows if value]
+        return facts
 
 
 def inspect(
@@ -206,7 +118,6 @@ def inspect(
     draft: str | None = None,
     load: MemoryWorkload | None = None,
     rounded: Precision | None = None,
-    card: Card | None = None,
 ) -> CheckpointReport:
     """Inspect a checkpoint.
 
@@ -215,7 +126,6 @@ def inspect(
         draft: the only draft to inspect; the listed ones if None.
         load: the clip that memory is counted for.
         rounded: codes that the checkpoint's language model is rounded to when it is loaded.
-        card: the card to predict speeds for; the GPU that is there if None.
 
     Raises:
         ModelError: not found, unreadable, or of a family that is not supported.
@@ -235,50 +145,10 @@ def inspect(
         draft_report = _inspect_checkpoint(draft, load)
         fits = (_fit_of_named(report, draft_report),)
         blind = draft_report.text
-    command = _command(name, fits, text=report.text, states=bool(report.refused), blind=blind)
+    command = _command(name, fits, text=report.text, states=report.has_states, blind=blind)
     if rounded is not None:
         command += f" --set models.weights={rounded}"
-    predicted, unpredicted, at = None, "", card or auto.card_here()
-    if at is not None and not report.text:
-        predicted = _predict(report, draft, at, report.free if card is None else at.usable)
-        why = "the table of predictions has 16-bit weights only" if rounded else "it is not in the table of predictions"
-        unpredicted = f"no speeds on {at.name}: {why}"
-    if predicted is not None and draft is None:
-        command = predicted.command
-    return replace(report, drafts=fits, command=command, predicted=predicted, unpredicted=unpredicted)
-
-
-def _predict(report: CheckpointReport, draft: str | None, card: Card, free: float | None) -> CardPredictions | None:
-    """Return the predicted speeds of a checkpoint in 16 bits on a card; None if it is not in the table.
-
-    One of a published model's family and size has its speeds, but heads are published for the hub id alone.
-    """
-    listed = known_model(report.name) or _published_twin(report)
-    if listed is None or report.rounded or report.codes:
-        return None
-    heads = () if listed.name == report.name else [head.name for head in published_heads()]
-    predicted = predictions(listed.name, card, report.load, 2 * report.parameters, _held(report), free, heads)
-    if predicted is None:
-        return None
-    if draft is None:
-        return CardPredictions(card, report.name, predicted)
-    found = [one for one in predicted.found if one.draft is None or one.name == draft]
-    missing = draft if len(found) == 1 else None
-    return CardPredictions(card, report.name, replace(predicted, found=found), missing)
-
-
-def _published_twin(report: CheckpointReport) -> KnownModel | None:
-    """Return the published model of a checkpoint's family and size; None if there is none."""
-    listed = (model for pair in known_pairs() for model in (pair.target, pair.draft) if model is not None)
-    size = report.family, report.parameters
-    return next((model for model in listed if (model.family, model.parameters) == size), None)
-
-
-def _held(report: CheckpointReport) -> int:
-    """Return the bytes of a model and a clip on a GPU: in 16 bits, nothing packed, no process."""
-    share = 2 / BYTES[report.dtype]
-    clip = report.kv_bytes * ((report.visual_tokens or 0) + PROMPT + report.load.new_tokens)
-    return round(2 * report.parameters + share * (clip + report.state_bytes + report.working))
+    return replace(report, drafts=fits, command=command)
 
 
 def _inspect_checkpoint(name: str, load: MemoryWorkload, rounded: Precision | None = None) -> CheckpointReport:
@@ -293,34 +163,22 @@ def _inspect_checkpoint(name: str, load: MemoryWorkload, rounded: Precision | No
         raise load_error(name, error) from error
     parameters = sum(weight.numel() for weight in model.parameters())
     where, held = estimate_weights(name, kind, model, config, where)
-    language = kind.language_of(model)
-    reason = unsupported_reason(language, model.lm_head)
-    decoder = decoder_of(language, model.lm_head, "stock")
+    decoder = decoder_of(kind.language_of(model), model.lm_head, "stock")
     assert isinstance(decoder, StockDecoder)
     rule = None if text else _frame_rule(kind, model.config, name)
-    tokens = load.tokens_by(rule)
     clip = load.memory(sizes_of(kind, model, decoder, where.device), rule)
-    eager = decoder.eager if reason else eager_reason_by_shape(decoder.windows, round(decoder.scaling**-2))
-    settings, process = quantization_config(config), PROCESS if where.device.type == "cpu" else 0
+    process = PROCESS if where.device.type == "cpu" else 0
     return CheckpointReport(
         name=name,
         family=family,
-        decoder="fused" if reason is None else "stock",
-        why=reason or "all its blocks are covered",
-        eager=eager,
-        blocks=decoder.depth,
-        states=0 if decoder.cached is None else decoder.depth - len(decoder.cached),
-        state_bytes=decoder.state_bytes,
-        refused=() if decoder.cached is None else tuple(key for key, *_ in STATES),
-        axes=decoder.axes,
+        has_states=decoder.cached is not None,
         vocabulary=int(model.lm_head.weight.shape[0]),
         parameters=parameters,
         dtype=str(where.dtype).removeprefix("torch."),
         device=str(where.device),
         kv_bytes=decoder.slab.entry_bytes,
-        visual_tokens=tokens,
-        quantization=None if settings is None else method_description(settings),
-        rounded=rounded,
+        state_bytes=decoder.state_bytes,
+        visual_tokens=load.tokens_by(rule),
         codes=held.codes,
         weights=held.weights,
         packed_bytes=held.packed,
@@ -329,7 +187,6 @@ def _inspect_checkpoint(name: str, load: MemoryWorkload, rounded: Precision | No
         while_loading=held.while_loading and held.while_loading + process,
         free=free_memory(where.device),
         text=text,
-        hears=not text and kind.audio_tokens is not VideoLanguageModel.audio_tokens,
         drafts=(),
         command="",
         load=load,
@@ -385,10 +242,6 @@ def _refusal_reason(target: CheckpointReport, vocabulary: int | None, total: int
     if target.free is not None and total is not None and total > target.free:
         return f"{_gib(total)} together, too much for this machine"
     return None
-
-
-def _total_text(count: int | None) -> str:
-    return "size unknown" if count is None else f"fits, {_gib(count)} together"
 
 
 def _command(name: str, drafts: tuple[DraftFit, ...], *, text: bool, states: bool, blind: bool) -> str:

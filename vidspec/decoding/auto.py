@@ -24,9 +24,9 @@ from vidspec.drafting.base import DrafterKind
 from vidspec.drafting.static_tree import parse_tree
 from vidspec.engine.device import free_memory
 from vidspec.engine.layouts import WeightFormat
-from vidspec.models.known_pairs import MemoryWorkload, known_model, known_pairs, listed_draft, published_heads
+from vidspec.models.known_pairs import MemoryWorkload, known_model, published_heads
 from vidspec.models.placement import Placement, resolve_placement
-from vidspec.models.recommended import Card, card_of_device, predictions_of_published
+from vidspec.models.recommended import PLAINLY, Card, card_of_device, default_on
 from vidspec.pruning.base import Pruner
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ __all__ = [
     "default_draft",
     "draft_placement",
     "explain",
-    "fitting_command",
     "has_room_for_two",
     "max_window",
     "measures_passes",
@@ -146,17 +145,6 @@ def measures_passes(profile: Profile, drafter: DrafterKind | None) -> bool:
     return profile.draft.gamma == "auto" or profile.draft.topology == "adaptive" or drafter.paces
 
 
-def fitting_command(profile: Profile) -> str | None:
-    """Return the fastest command for a listed target that is predicted to fit this GPU; None if it is not known."""
-    target, card = known_model(profile.models.target or ""), card_here(profile.models.device)
-    if target is None or card is None:
-        return None
-    device = torch.device("cuda:0" if profile.models.device == "auto" else profile.models.device)
-    room = (free_memory(device) or 0) + torch.cuda.memory_allocated(device)
-    predicted = predictions_of_published(target, card, MemoryWorkload(), room)
-    return None if predicted is None else f"vidspec caption clip.mp4 --target {target.name} {predicted.arguments}"
-
-
 def parallel_windows(profile: Profile, costs: PassCosts) -> WindowSize:
     """Return the draft windows of the parallel schedule; ``auto`` follows the measured times of passes."""
     gamma = profile.draft.gamma
@@ -204,17 +192,16 @@ class DefaultDraft(NamedTuple):
 
 #: Keys of another way to run the target.
 _PLACED = frozenset(f"models.{key}" for key in ("draft_device", "device_map", "quantization", "weights"))
-#: Keys over those of the default profile, by the draft that is predicted to be the fastest.
+#: Keys over those of the default profile, by the name of the draft.
 _DEFAULTS: dict[str, dict[str, object]] = {
-    "int8": {"name": "self-int8", "draft.kind": "self", "draft.precision": "int8"},
-    "int4": {"name": "self-int4", "draft.kind": "self", "draft.precision": "int4"},
-    "eagle3": {"name": "eagle3", "draft.kind": "eagle3"},
-    "none": dict(PLAIN),
+    "self-int8": {"name": "self-int8", "draft.kind": "self", "draft.precision": "int8"},
+    "self-int4": {"name": "self-int4", "draft.kind": "self", "draft.precision": "int4"},
+    PLAINLY: dict(PLAIN),
 }
 
 
 def card_here(device: str = "auto") -> Card | None:
-    """Return the NVIDIA GPU that a device means; None if it is another device, or not in the table of predictions."""
+    """Return the NVIDIA GPU that a device means; None if it is another device, or not in the table."""
     if not device.startswith(("auto", "cuda")) or not torch.cuda.is_available() or torch.version.hip is not None:
         return None
     return card_of_device(torch.cuda.get_device_name(torch.device("cuda:0" if device == "auto" else device)))
@@ -223,9 +210,8 @@ def card_here(device: str = "auto") -> Card | None:
 def default_draft(keys: Mapping[str, object], cached: Container[str] = ()) -> DefaultDraft | None:
     """Return what is predicted the fastest for a target that is named alone; None if the default profile stays.
 
-    It stays on devices other than known NVIDIA cards, for targets that are not in the table of predictions or whose
-    blocks run kernel by kernel, for more than one GPU (the draft has the second), and if the user has chosen any part
-    of a method.
+    It stays on devices other than known NVIDIA cards, for targets that are not in the table, for more than one GPU (the
+    draft has the second), and if the user has chosen any part of a method.
 
     Args:
         keys: keys that the user has set, by any means.
@@ -235,19 +221,14 @@ def default_draft(keys: Mapping[str, object], cached: Container[str] = ()) -> De
     chosen = sets_a_method(keys) or not _PLACED.isdisjoint(keys)
     if chosen or not isinstance(target, str) or (card := card_here(device)) is None or torch.cuda.device_count() > 1:
         return None
-    if (known := known_model(target)) is None:
+    if (known := known_model(target)) is None or (best := default_on(card, known, MemoryWorkload(), cached)) is None:
         return None
-    listed = listed_draft(target)  # of several smaller models only the first is fetched by default
-    others = [pair.draft.name for pair in known_pairs() if pair.draft is not None and pair.draft.name != listed]
-    heads = [head.name for head in published_heads() if head.name not in cached]
     free = free_memory(torch.device("cuda:0" if device == "auto" else device))
-    predicted = predictions_of_published(known, card, MemoryWorkload(), free, without=[*others, *heads])
-    if predicted is None or predicted.eager_launches:
-        return None
-    fitting = (one for one in predicted.found if one.fits is not False)
-    best = max(fitting, key=lambda one: one.gain, default=predicted.found[0])
+    if best.draft == PLAINLY or (free is not None and best.bytes is not None and best.bytes > free):
+        return DefaultDraft(_DEFAULTS[PLAINLY], "no draft is predicted to gain or to fit")
+    heads = {head.name: {"name": head.kind, "draft.kind": head.kind} for head in published_heads()}
+    keys = _DEFAULTS.get(best.draft, {})
+    if best.draft in heads:
+        keys = {**heads[best.draft], "models.draft": best.draft}
     why = f"predicted the fastest on {card.name}, {best.gain:.2f}x plain decoding (not measured)"
-    if best.draft is None or not best.gamma:
-        return DefaultDraft(_DEFAULTS["none"], "no draft is predicted to gain or to fit")
-    extra = {"models.draft": best.draft.name} if best.draft.kind == "eagle3" else {}
-    return DefaultDraft(_DEFAULTS.get(best.draft.kind, {}) | extra, f"{best.name}: {why}")
+    return DefaultDraft(keys, f"{best.draft}: {why}")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from vidspec.decoding import auto
 from vidspec.decoding.setup import DecodingSetup
 from vidspec.decoding.workers.slot import DraftProcessSlot
 from vidspec.embedded import ships
-from vidspec.errors import DeviceError, ModelError
+from vidspec.errors import ModelError
 from vidspec.events.record import ModelsRecord
 from vidspec.models import dflash, eagle3, hub, image_captioner, loading, mtp
 from vidspec.models.checkpoint_config import read_config
@@ -31,7 +30,6 @@ __all__ = [
     "load_models",
     "models_record",
     "notes_on",
-    "suggested_command",
 ]
 
 #: Folders of a built-in pair with the heads that drafters take.
@@ -100,18 +98,6 @@ def load_head(kind: str, name: str, target: VideoLanguageModel, where: Placement
     if kind == "dflash":
         return dflash.load_block_head(name, target, where)
     return eagle3.load_eagle3(name, target, where)
-
-
-@contextmanager
-def suggested_command(profile: Profile) -> Iterator[None]:
-    """Name a command that is predicted to fit this GPU in the hint of an error of memory."""
-    try:
-        yield
-    except DeviceError as error:
-        if error.kind != "memory" or (command := auto.fitting_command(profile)) is None:
-            raise
-        hint = f"{command} is predicted to fit; or {error.hint}"
-        raise DeviceError(error.message, hint=hint, kind="memory") from error
 
 
 def _names(profile: Profile) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -25,13 +26,12 @@ __all__ = [
     "known_model",
     "known_pairs",
     "listed_draft",
+    "listed_targets",
+    "named_model",
     "pair_memory",
     "published_heads",
-    "recommended_pair",
 ]
 
-#: Share of free memory that a recommended pair leaves for activations.
-SPARE = 0.2
 _PUBLISHED = Path(__file__).with_suffix(".yaml")
 _QWEN2_5 = MergedPatches(min_pixels=56**2, max_pixels=12_845_056, max_video_tokens=128_000)
 _OMNI = MergedPatches(min_pixels=128 * 28**2, max_pixels=768 * 28**2, max_video_tokens=128_000)
@@ -221,22 +221,26 @@ def listed_draft(target: str) -> str | None:
     return next((pair.draft.name for pair in known_pairs() if pair.draft and pair.target.name == target), None)
 
 
-def recommended_pair(load: MemoryWorkload, free: int, *, smallest: bool) -> ModelPair | None:
-    """Return the largest listed pair that leaves :data:`SPARE` of the memory free; None if none does.
+def named_model(text: str) -> KnownModel | None:
+    """Return the listed model that a user means: its hub id, or words of its name such as ``qwen3-vl 8b``.
 
-    Args:
-        load: the clip; targets with a shorter context are left out.
-        free: bytes.
-        smallest: return the smallest target, as without a GPU, instead of the largest.
+    Of several the one with the shortest name, the first listed. None if there is none, or ``text`` is a path.
     """
-    candidates = dict[int, ModelPair]()
-    for pair in known_pairs():
-        context, size = pair.target.context, pair_memory(pair, load).total
-        tokens = (load.visual_tokens(pair.target.family) or 0) + PROMPT + load.new_tokens
-        fits = size is not None and size <= (1 - SPARE) * free and (context is None or tokens <= context)
-        if fits and pair.draft and pair.target.parameters:
-            candidates.setdefault(pair.target.parameters, pair)
-    return candidates[(min if smallest else max)(candidates)] if candidates else None
+    if (exact := known_model(text)) is not None or "/" in text or Path(text).exists():
+        return exact
+    words = set(re.split(r"[\s_-]+", text.strip().lower()))
+    listed = dict.fromkeys(model for pair in known_pairs() for model in (pair.target, pair.draft) if model is not None)
+    named = [model for model in listed if words <= set(re.split(r"[/_-]", model.name.lower()))]
+    return min(named, key=lambda model: len(re.split(r"[/_-]", model.name)), default=None)
+
+
+def listed_targets(load: MemoryWorkload) -> list[KnownModel]:
+    """Return the listed targets whose context holds a clip."""
+    found = []
+    for target in dict.fromkeys(pair.target for pair in known_pairs()):
+        tokens = (load.visual_tokens(target.family) or 0) + PROMPT + load.new_tokens
+        found += [target] if target.context is None or tokens <= target.context else []
+    return found
 
 
 def pair_memory(pair: ModelPair, load: MemoryWorkload) -> PairMemory:

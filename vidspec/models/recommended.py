@@ -1,48 +1,30 @@
-"""Predicted speeds of published targets and their drafts on NVIDIA cards: a table, nothing of it measured. No torch.
+"""The default draft of published targets on NVIDIA cards, and its predicted gain: a table, nothing of it measured.
 
-``python -m research.recommended`` computes ``recommended.yaml`` from data sheets and the sizes of models.
+``python -m research.recommended`` computes ``recommended.yaml`` from data sheets and the sizes of models. No torch.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from vidspec.errors import UsageError
 from vidspec.models.known_pairs import KnownModel, MemoryWorkload, known_model
 from vidspec.registry import nearest
 
-__all__ = [
-    "TABLE",
-    "USABLE",
-    "AssumedAcceptance",
-    "Card",
-    "DraftKind",
-    "PredictedDraft",
-    "SpeedPrediction",
-    "TargetPredictions",
-    "best_prediction",
-    "card_of_device",
-    "cards",
-    "named_card",
-    "predictions",
-    "predictions_of_published",
-    "workload",
-]
+__all__ = ["PLAINLY", "TABLE", "Card", "TargetDefault", "card_of_device", "cards", "default_on", "named_card"]
 
-#: The file of the table.
-TABLE = Path(__file__).with_suffix(".yaml")
+#: The file of the table, and its word for plain decoding.
+TABLE, PLAINLY = Path(__file__).with_suffix(".yaml"), "plain"
 #: Share of a card's memory that a process can allocate: all but that of the driver and of kernels.
 USABLE = 0.95
-DraftKind = Literal["model", "int8", "int4", "eagle3"]
 
 
 class Card(NamedTuple):
-    """A card whose speeds are predicted: its key in the table, its maker's name, and the bytes of its memory."""
+    """A card of the table: its key there, its maker's name, and the bytes of its memory."""
 
     key: str
     name: str
@@ -54,112 +36,31 @@ class Card(NamedTuple):
         return USABLE * self.memory
 
 
-class AssumedAcceptance(NamedTuple):
-    """Assumed probability that a drafted token is accepted, and its source."""
-
-    beta: float
-    source: str
-
-
-@dataclass(frozen=True)
-class PredictedDraft:
-    """A draft that exists for a target.
+class TargetDefault(NamedTuple):
+    """What decodes a target by default on a card.
 
     Attributes:
-        name: hub id of a model or head; of a quantised copy of the target the name of its profile.
-        kind: what drafts.
-        assumed: its acceptance.
-        bytes: of its weights, and of its own keys and values for one clip.
-        has_states: a copy of a target with recurrent states, which reads the prompt again.
+        draft: hub id of a model or head, ``self-int8`` or ``self-int4`` for a copy of the target, or :data:`PLAINLY`.
+        gain: predicted speed over plain decoding of one clip.
+        bytes: of target, draft and a clip in 16 bits; None if unknown.
     """
 
-    name: str
-    kind: DraftKind
-    assumed: AssumedAcceptance
-    bytes: int
-    has_states: bool = False
-
-    @property
-    def arguments(self) -> str:
-        """Arguments of ``vidspec caption`` that choose it."""
-        if self.kind in ("int8", "int4"):
-            return f"--profile {self.name}" + (" --set draft.prefill=again" if self.has_states else "")
-        profile = "eagle3" if self.kind == "eagle3" else "vanilla-sd-auto"
-        return f"--profile {profile} --draft {self.name}"
-
-
-@dataclass(frozen=True)
-class SpeedPrediction:
-    """Predicted decoding with one draft, or without any.
-
-    Attributes:
-        draft: None for plain decoding.
-        gamma: best window; 0 if the draft does not pay.
-        tokens_per_s: of all clips together.
-        gain: over plain decoding; never below 1.
-        bytes: of target, draft and clips; None if unknown.
-        fits: True if this memory is there; None if unknown.
-    """
-
-    draft: PredictedDraft | None
-    gamma: int
-    tokens_per_s: float
+    draft: str
     gain: float
-    bytes: int | None = None
-    fits: bool | None = None
+    bytes: int | None
 
     @property
-    def is_head(self) -> bool:
-        return self.draft is not None and self.draft.kind == "eagle3"
-
-    @property
-    def name(self) -> str:
-        return "plain decoding" if self.draft is None else self.draft.name
-
-
-@dataclass(frozen=True)
-class TargetPredictions:
-    """Predictions of a target on a card.
-
-    Attributes:
-        found: plain decoding, then all drafts.
-        rounded: plain decoding of the target rounded to four bits, which gives other texts.
-        eager_launches: kernels of a pass over one row that runs kernel by kernel; 0 if passes are replayed.
-    """
-
-    found: list[SpeedPrediction]
-    rounded: SpeedPrediction
-    eager_launches: int
-
-    @property
-    def arguments(self) -> str:
-        """The arguments of ``vidspec caption`` that are predicted the fastest and to fit."""
-        if (best := best_prediction(self.found)) is not None:
-            return "--profile ar" if best.draft is None or not best.gamma else best.draft.arguments
-        if self.rounded.fits is not False:
-            return "--profile ar --set models.weights=int4"
-        return "--profile ar --set models.quantization=4bit"
-
-
-def best_prediction(found: Iterable[SpeedPrediction]) -> SpeedPrediction | None:
-    """Return the fastest one that fits; None if none does. Heads are left out: none has been run here yet."""
-    fitting = (one for one in found if one.fits is not False and not one.is_head)
-    return max(fitting, key=lambda one: one.gain, default=None)
+    def is_copy(self) -> bool:
+        return self.draft.startswith("self-")
 
 
 @cache
 def _table() -> Mapping[str, Any]:
     import yaml
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the pure one takes half a second
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the pure one is slow
     table: Mapping[str, Any] = yaml.load(TABLE.read_text(encoding="utf-8"), loader)
     return table
-
-
-def workload() -> MemoryWorkload:
-    """Return the clip whose speeds are in the table."""
-    clip = _table()["clip"]
-    return MemoryWorkload(clip["frames"], tuple(clip["size"]), clip["new_tokens"], "bfloat16")
 
 
 def cards() -> dict[str, Card]:
@@ -167,66 +68,30 @@ def cards() -> dict[str, Card]:
     return {key: Card(key, facts["name"], facts["memory"]) for key, facts in _table()["cards"].items()}
 
 
-def predictions_of_published(
-    target: KnownModel, card: Card, load: MemoryWorkload, free: float | None, without: Iterable[str] = ()
-) -> TargetPredictions | None:
-    """Return the predictions of a published target in 16 bits; None if it is not in the table.
-
-    The arguments are those of :func:`predictions`.
-    """
-    load = load._replace(dtype="bfloat16")
-    weights = target.weight_bytes("bfloat16")
-    return predictions(target.name, card, load, weights, weights and weights + target.kv_bytes(load), free, without)
-
-
-def predictions(
-    target: str,
-    card: Card,
-    load: MemoryWorkload,
-    weights: int | None,
-    held: int | None,
-    free: float | None,
-    without: Iterable[str] = (),
-) -> TargetPredictions | None:
-    """Return the predictions of a target and its drafts; None if it is not in the table.
-
-    Speeds are those of the table's clip; memory is that of ``load``.
+def default_on(
+    card: Card, target: KnownModel, load: MemoryWorkload, heads: Container[str] = ()
+) -> TargetDefault | None:
+    """Return what decodes a target by default on a card; None if it is not in the table, or does not fit the card.
 
     Args:
-        target: a published target, by its hub id.
         card: where.
-        load: the clip whose keys and values a draft model keeps too.
-        weights: bytes of the target's weights in 16 bits; None if unknown.
-        held: bytes of these and of the clip's keys and values; None if unknown.
-        free: bytes of the card that are free; None if unknown.
-        without: drafts to leave out.
+        target: a published target.
+        load: the clip that memory is counted for.
+        heads: those on this machine; one that gains more is taken. Others are not fetched by default.
     """
-    table, left_out = _table(), frozenset(without)
-    if (row := table["targets"].get(target)) is None:
+    table = _table()
+    row, at = table["targets"].get(target.name), list(table["cards"]).index(card.key)
+    if row is None or row["drafts"][at] is None:
         return None
-    at, load = list(table["cards"]).index(card.key), load._replace(dtype="bfloat16")
-
-    def fits(size: int | None) -> bool | None:
-        return None if size is None or free is None else size <= free
-
-    plain = row["plain"][at]
-    found = [SpeedPrediction(None, 0, plain, 1.0, held, fits(held))]
-    for name, draft in row["drafts"].items():
-        if name in left_out:
-            continue
-        known = known_model(name) if draft["kind"] == "model" else None
-        size = draft["bytes"] + (0 if known is None else known.kv_bytes(load))
-        assumed = AssumedAcceptance(**table["acceptance"][draft["acceptance"]])
-        choice = PredictedDraft(
-            name, draft["kind"], assumed, size, draft["kind"] in ("int4", "int8") and "states" in row
-        )
-        rate, total = draft["rates"][at], None if held is None else held + size
-        found.append(SpeedPrediction(choice, draft["windows"][at], rate, rate / plain, total, fits(total)))
-    size = None if held is None else held - row["rounded"]["saves"]
-    rate = row["rounded"]["rates"][at]
-    # All its weights must fit in 16 bits too, since they are rounded on the card.
-    rounded = SpeedPrediction(None, 0, rate, 1.0, size, fits(size) and fits(weights))
-    return TargetPredictions(found, rounded, row.get("launches", 0))
+    draft, gain = row["drafts"][at], row["gains"][at]
+    size = row["copies"].get(draft, 0)
+    for name, head in row.get("heads", {}).items():
+        if name in heads and head["gains"][at] > gain:
+            draft, gain, size = name, head["gains"][at], head["bytes"]
+    load, weights = load._replace(dtype="bfloat16"), target.weight_bytes("bfloat16")
+    if (known := known_model(draft)) is not None:
+        size = (known.weight_bytes("bfloat16") or 0) + known.kv_bytes(load)
+    return TargetDefault(draft, gain, None if weights is None else weights + target.kv_bytes(load) + size)
 
 
 def named_card(name: str) -> Card:
@@ -239,7 +104,7 @@ def named_card(name: str) -> Card:
     known = cards()
     if (found := known.get(words) or card_of_device(name)) is None:
         old = _OLD.search(words) is not None
-        problem = "speeds are predicted from compute capability 8.0 on" if old else "not in the table of predictions"
+        problem = "gains are predicted from compute capability 8.0 on" if old else "not in the table of cards"
         guess = nearest(words, known)
         hint = f"did you mean {guess}? " if guess is not None else ""
         raise UsageError(f"--card {name}: {problem}", hint=f"{hint}the known ones are {', '.join(known)}")

@@ -7,6 +7,7 @@ import torch
 
 from research.prediction.costs import (
     ACCEPTANCE,
+    AssumedAcceptance,
     DraftCandidate,
     EagerLaunches,
     ExpertCost,
@@ -19,7 +20,6 @@ from research.prediction.stock import read_weights
 from research.sizes import SIZES
 from research.speed import best_window
 from vidspec.models.known_pairs import MemoryWorkload, known_model, known_pairs
-from vidspec.models.recommended import AssumedAcceptance
 
 CARD = DataSheet("a card", 1e12, 1e14, 10e9)
 TARGET = ModelCost(read=10**9, entry=1000, launches=100)
@@ -173,11 +173,10 @@ def test_costs_of_published_hybrids_and_mixtures_by_hand():
     assert mixture.read + 8 * mixture.experts.read == pytest.approx(3.04e9, rel=0.01)
 
 
-def test_copies_of_a_hybrid_read_the_prompt_again():
+def test_copies_of_a_hybrid_keep_states_and_entries():
     target = known_model("Qwen/Qwen3.5-9B")
     cost = cost_of_known(target)
     found = {one.kind: one for one in draft_candidates(target.name, cost, [], MemoryWorkload(), entries=1000)}
-    assert found["int4"].arguments == "--profile self-int4 --set draft.prefill=again"
     assert found["int4"].bytes == round(cost.read * 0.5625) + cost.states + 1000 * cost.entry
 
 
@@ -198,8 +197,6 @@ def test_drafts_of_a_published_target():
     assert set(found) == {"int4", "int8", "model", "eagle3"}
     assert found["int4"].bytes == pytest.approx(SIZES["7B"].read * 0.5625)
     assert found["model"].cost.read == SIZES["3B"].read and found["model"].assumed == ACCEPTANCE["model"]
-    assert found["int8"].arguments == "--profile self-int8"
-    assert found["model"].arguments == "--profile vanilla-sd-auto --draft Qwen/Qwen2.5-VL-3B-Instruct"
     rounded = ModelCost(cost.read, cost.entry, cost.launches, "int4")
     assert not {one.kind for one in draft_candidates("a", rounded, [], MemoryWorkload())}
 

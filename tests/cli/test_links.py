@@ -152,7 +152,7 @@ def test_compaction_follows_no_link(tmp_path):
     """Superseded records are dropped at the end of a run."""
     journal = Journal(Path("k/.vidspec.jsonl"))
     for caption in ("one", "two"):
-        journal.append({"caption": caption, "job": {"clip": "c", "settings": "s"}})
+        journal.append({"path": "x.mp4", "caption": caption, "job": {"clip": "c", "settings": "s"}})
     link("..vidspec.jsonl.part")
     journal.compact(["c"])
     journal.close()

@@ -174,3 +174,58 @@ def test_a_list_that_was_edited_is_left_alone(vidspec, reviewed):
 def test_formats_that_standard_output_does_not_take(vidspec, reviewed, args, message):
     ran = vidspec("merge", "k", *args)
     assert (ran.code, ran.err) == (2, f"error: {message}\n")
+
+
+@pytest.mark.parametrize("out", ["list.jsonl", "k/list.jsonl"])
+def test_a_list_of_a_finished_folder_captions_nothing(vidspec, reviewed, out):
+    """It has the captions beside the clips, also after another edit, and of a new clip only captions that one."""
+    FakeCaptioner.made.clear()
+    command = ("caption", "k", "--format", "musubi", "-o", out)
+    dry = vidspec(*command, "--dry-run")
+    assert "3 clips: 0 to caption" in dry.err and not Path(out).exists()
+    for text in ("edited by eye", "edited again"):
+        Path("k/a.txt").write_text(text)
+        ran = vidspec(*command)
+        assert ran.code == 0 and not FakeCaptioner.made
+        assert {row["video_path"]: row["caption"] for row in rows(out)} == reviewed | {"k/a.mp4": text}
+    Path("k/good.mp4").write_bytes(b"x")
+    assert vidspec(*command).code == 0
+    assert [call[1] for call in FakeCaptioner.made[0].calls] == ["k/good.mp4"]
+    assert [row["video_path"] for row in rows(out)] == ["k/a.mp4", "k/b.mp4", "k/c.mp4", "k/good.mp4"]
+
+
+def test_tables_take_the_captions_of_a_finished_folder_too(vidspec, reviewed):
+    FakeCaptioner.made.clear()
+    Path("k/b.txt").unlink()
+    assert vidspec("caption", "k", "--format", "jsonl", "-o", "all.jsonl").code == 0
+    assert [call[1] for made in FakeCaptioner.made for call in made.calls] == ["k/b.mp4"]
+    assert [row["path"] for row in rows("all.jsonl")] == ["k/a.mp4", "k/b.mp4", "k/c.mp4"]
+
+
+def test_captions_by_another_prompt_are_made_and_an_edited_one_holds_all_the_same(vidspec, reviewed):
+    command = ("caption", "k", "--format", "musubi", "-o", "list.jsonl", "--template", "v2 {caption}")
+    assert vidspec(*command).code == 0
+    found = {row["video_path"]: row["caption"] for row in rows("list.jsonl")}
+    assert found == reviewed | {"k/c.mp4": f"v2 {CAPTION}"}
+    assert vidspec(*command, "--overwrite").code == 0, "which asks for all"
+    assert {row["caption"] for row in rows("list.jsonl")} == {f"v2 {CAPTION}"}
+
+
+def test_a_list_beside_caption_files_of_one_run(vidspec, reviewed):
+    command = ("caption", "k", "--format", "txt,ltx", "--output-dir", "out")
+    assert vidspec(*command).code == 0
+    Path("out/a.txt").write_text("edited in out")
+    Path("out/b.txt").unlink()
+    FakeCaptioner.made.clear()
+    assert vidspec(*command).code == 0 and not FakeCaptioner.made
+    found = {os.path.basename(row["video"]): row["caption"] for row in rows("out/captions.jsonl")}
+    assert found == {"a.mp4": "edited in out", "b.mp4": CAPTION, "c.mp4": CAPTION}
+
+
+def test_texts_in_a_folder_without_a_journal_are_no_captions(vidspec):
+    """As tags that another program left: they are captions once a run has kept them as such."""
+    Path("k").mkdir()
+    Path("k/a.mp4").write_bytes(b"x")
+    Path("k/a.txt").write_text("tags")
+    assert vidspec("caption", "k", "--format", "musubi", "-o", "list.jsonl").code == 0
+    assert [row["caption"] for row in rows("list.jsonl")] == [CAPTION]

@@ -16,7 +16,7 @@ from vidspec.events.tally import counted
 from vidspec.files import back_up, backup_of, encode_line, permissions, read_text, write_whole
 from vidspec.runs.job import Job
 from vidspec.runs.renderers import ONE_CLIP, PendingFile, Renderer, in_order, make_folder
-from vidspec.runs.store.file_states import FileState, MarkedCaption, file_state
+from vidspec.runs.store.file_states import FileMarks, FileState, MarkedCaption, file_state
 from vidspec.runs.store.journal import Journal, unwritable_error
 from vidspec.runs.store.records import clip_id
 from vidspec.runs.store.sidecars import SidecarNames
@@ -57,9 +57,18 @@ class ClipFiles(Renderer):
             self._other_journals[own] = [Journal(path, read_only=True) for path in others]
         yield from self._other_journals[own]
 
+    @property
+    def other_marks(self) -> list[FileMarks]:
+        """Marks of the journals of other runs in the folders of clips that were asked about."""
+        return [journal.index.marks for several in self._other_journals.values() for journal in several]
+
     def states(self, job: Job) -> dict[Path, FileState]:
         """Return the state of each of a clip's files."""
         return {path: self.state(job, path) for path in (names.path(job) for names in self.names)}
+
+    def text_paths(self, job: Job) -> list[Path]:
+        """Return the clip's files that hold its caption alone."""
+        return [names.path(job) for names in self.names if names.form.suffix == ".txt"]
 
     def leaves(self, job: Job) -> bool:
         states = self.states(job)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,6 +116,9 @@ class RunFile(Renderer):
                 hint=f"keep to that format, or start over with {option('overwrite')}",
             )
 
+    def leaves(self, job: Job) -> bool:
+        return self.form.lists_files and self.store.has_own_text(job)
+
     def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
         if not (captioned and self.store.overwrite and self.path.is_file() and self.path.stat().st_size):
             return {}
@@ -173,17 +176,10 @@ class RunFile(Renderer):
         self._written = self.path.stat()
 
     def _content(self) -> bytes:
-        """Return the content of the file according to its journal."""
-        records = self.store.journals.of().records()
-        return self.form.content(self.store.listed(self._one_each(records)) if self.form.lists_files else records)
-
-    def _one_each(self, records: Iterable[RecordDict]) -> Iterator[RecordDict]:
-        """Yield of each clip's records those under one of their settings: this run's, else the latest."""
-        latest = self.store.journals.of().index.latest_settings
-        for record in records:
-            clip, settings = record["job"]["clip"], record["job"]["settings"]
-            if settings == (self._settings.get(clip) or latest(clip)):
-                yield record
+        """Return the content of the file: the captions of its journal, with the texts that hold now."""
+        if self.form.lists_files:
+            return self.form.content(self.store.listed(self.store.captions(settings=self._settings).records))
+        return self.form.content(self.store.captions().records)
 
     def _mark(self) -> None:
         self.store.journals.of().mark(self.path, self._size, self._digest.hexdigest())

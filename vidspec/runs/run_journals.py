@@ -26,6 +26,7 @@ class RunJournals:
         find: finds the path of the journal of a clip, or of the run; None if no records are kept.
         visible: files that users see.
         measured: records without measurements do not count.
+        stored: returns a record as the run's journal keeps it.
         overwrite: start over; earlier files are kept as ``NAME~``.
         read_only: lock and write nothing, also while another run writes.
     """
@@ -36,10 +37,11 @@ class RunJournals:
         *,
         visible: Collection[Path],
         measured: bool,
+        stored: Callable[[RecordDict], RecordDict],
         overwrite: bool,
         read_only: bool,
     ) -> None:
-        self._find, self._visible, self._measured = find, visible, measured
+        self._find, self._visible, self._measured, self._stored = find, visible, measured, stored
         self._overwrite, self._read_only = overwrite, read_only
         self._journals: dict[Path, Journal] = {}
         self._lost: dict[Path, OutputError] = {}  # journals that cannot be written any more
@@ -142,6 +144,20 @@ class RunJournals:
                         journal.describe(clip[1], run)
                     journal.append(record)
         return differ
+
+    def take_over(self, source: Journal, clip: str, settings: str) -> None:
+        """Copy to the run's journal the records of a clip in another one; none without measurements it needs."""
+        journal = self.of()
+        entries = [*source.index.parts(clip, settings).values()]
+        for entry, record in zip(entries, source.read(entries), strict=True):
+            if self._measured and "timings" not in record:
+                continue
+            if self._read_only:
+                journal.index.add(source, entry.offset, entry.length, record)
+                continue
+            if (run := source.runs.of(settings)) is not None:
+                journal.describe(settings, run)
+            journal.append(self._stored(record), sync=False)  # the source keeps it
 
     def end(self, job: Job) -> None:
         """Remove the journal of a shard that is done."""

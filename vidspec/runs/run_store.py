@@ -18,6 +18,8 @@ from vidspec.runs.part_files import PartFiles
 from vidspec.runs.renderers import PendingFile, Renderer
 from vidspec.runs.run_file import RunFile
 from vidspec.runs.run_journals import RunJournals, collecting
+from vidspec.runs.store.beside import CaptionsBeside
+from vidspec.runs.store.caption_set import CaptionSet
 from vidspec.runs.store.file_states import FileMarks, hidden_journal
 from vidspec.runs.store.journal import lock_file
 from vidspec.runs.store.journal_index import JournalEntry
@@ -55,14 +57,17 @@ class RunStore:
         run: CaptionRun | None = None,
     ) -> None:
         self.renderers, self.overwrite, self.read_only = tuple(renderers), overwrite, read_only
-        self._run = run
+        self._run, self._jobs = run, tuple(jobs)
         files = [one for one in self.renderers if isinstance(one, RunFile)]
         find = _journal_place(self.renderers, label)
+        alone = bool(files) and len(files) == len(self.renderers) and not overwrite
+        self._beside = CaptionsBeside() if alone else None
         self._file_journal = find(None) if find is not None and files else None
         self.journals = RunJournals(
             find,
             visible={one.path for one in files},
             measured=any(one.form.measured for one in files),
+            stored=self._stored,
             overwrite=overwrite,
             read_only=read_only,
         )
@@ -73,7 +78,7 @@ class RunStore:
             if files:
                 self.journals.of()
             elif self.journals and self.part_files is None:  # those of shards are opened with them
-                self.journals.open(jobs)
+                self.journals.open(self._jobs)
             for one in self.renderers:
                 one.open(self)
             self._closing = undo.pop_all()
@@ -90,8 +95,47 @@ class RunStore:
         return only if isinstance(only, Stream) else None
 
     def parts(self, job: Job, settings: str) -> Mapping[int | None, JournalEntry]:
-        """Return the records of a clip under these settings, by segment."""
-        return self.journals.of(job).index.parts(clip_id(job), settings) if self.journals else {}
+        """Return the records of a clip under these settings, by segment, those in the clip's own folder too."""
+        if not self.journals:
+            return {}
+        parts = self.journals.of(job).index.parts(clip_id(job), settings)
+        if parts or self._beside is None or (beside := self._beside.journal(job)) is None:
+            return parts
+        if beside.index.parts(clip_id(job), settings):
+            self.journals.take_over(beside, clip_id(job), settings)
+        return self.journals.of(job).index.parts(clip_id(job), settings)
+
+    def has_own_text(self, job: Job) -> bool:
+        """Return True if a clip has a caption file of this run or beside it that was edited, or that no run wrote."""
+        if self.overwrite or job.shard is not None:
+            return False
+        states = [one.state(job, path) for one in self._clip_files for path in one.text_paths(job)]
+        states += [self._beside.state(job)] if self._beside is not None else []
+        return any(state in ("edited", "foreign") for state in states)
+
+    def captions(self, *, settings: Mapping[str, str] | None = None) -> CaptionSet:
+        """Return what is known of the captions of the run's journal, with the texts that hold now.
+
+        Args:
+            settings: by clip, those of which a list has the caption; None to take all captionings.
+        """
+        files = [(job, path) for one in self._clip_files for job in self._jobs for path in one.text_paths(job)]
+        marks = [marks for one in self._clip_files for marks in one.other_marks]
+        if self._beside is not None:
+            files += self._beside.files(self._jobs)
+            marks += self._beside.marks
+        return CaptionSet(
+            [self.journals.of()],
+            files if settings is not None else (),
+            marks=marks,
+            one_each=settings is not None,
+            settings=settings,
+            order=[*map(clip_id, self._jobs)],
+        )
+
+    @property
+    def _clip_files(self) -> list[ClipFiles]:
+        return [one for one in self.renderers if isinstance(one, ClipFiles)]
 
     def check(self, job: Job) -> None:
         """Check before a clip is captioned that its record can be written.

@@ -79,6 +79,9 @@ class SegmentFiles(ClipFiles):
         self._cuts: dict[Path, _Cut] = {}  # of this run's segments, until they are shown
         self._begun: set[Path] = set()  # videos of this run's segments
 
+    def text_paths(self, job: Job) -> list[Path]:
+        return []  # a whole clip has none
+
     def leaves(self, job: Job) -> bool:
         return False  # its segments are not known yet
 

@@ -7,8 +7,9 @@ that somebody edited, or that no run wrote, wins over the record of its clip. Ev
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import groupby
@@ -27,7 +28,6 @@ from vidspec.runs.store.journal_index import JournalEntry
 from vidspec.runs.store.records import clip_id, content_of
 from vidspec.runs.store.run_lines import CaptionRun
 from vidspec.runs.store.segment_videos import SegmentVideos, shared_end
-from vidspec.runs.store.sidecars import SidecarNames
 
 __all__ = ["CAPTION_STATES", "CaptionEntry", "CaptionSet", "CaptionState", "HeldRecords", "MarkedFiles"]
 
@@ -152,10 +152,11 @@ class CaptionSet(Sequence[CaptionEntry]):
 
     Args:
         journals: the records; of one captioning in several, the last success counts, else the last failure.
-        clips: clips that may have a file although no journal has their record.
-        names: names of these files.
+        files: clips with their caption files, which count although no journal has a record or a mark of them.
+        marks: marks of further journals that name files of these clips.
         one_each: of a clip that was captioned in several ways, take what its file shows, else the last.
-        order: key by which entries are sorted; None to sort by path and time.
+        settings: those to take of a clip then, if it has records under them.
+        order: clips in their order, to keep that of the journals; None to sort all by path and time.
 
     Attributes:
         copies: temporary files with records; None without any.
@@ -164,20 +165,21 @@ class CaptionSet(Sequence[CaptionEntry]):
     def __init__(
         self,
         journals: Sequence[Journal],
-        clips: Iterable[Job] = (),
-        names: SidecarNames | None = None,
+        files: Iterable[tuple[Job, Path]] = (),
         *,
+        marks: Iterable[FileMarks] = (),
         one_each: bool = False,
-        order: Callable[[str], int] | None = None,
+        settings: Mapping[str, str] | None = None,
+        order: Sequence[str] | None = None,
     ) -> None:
-        self.journals = journals
+        self.journals, self._settings = journals, settings or {}
         self.copies: object = None
-        self.files = MarkedFiles(journal.index.marks for journal in journals)
-        self._foreign: dict[str, tuple[str, Path]] = {}  # path and file, by clip
-        for job in clips:
-            assert names is not None
-            if self.files.state(path := names.path(job)) == "foreign" and not path.is_symlink():
-                self._foreign[clip_id(job)] = job.path, path
+        self.files = MarkedFiles([*(journal.index.marks for journal in journals), *marks])
+        self._kept: dict[str, tuple[str, Path, CaptionState]] = {}  # path, file and its state, by clip
+        for job, path in files:
+            state = self.files.state(path)
+            if state in ("edited", "foreign") and not path.is_symlink():
+                self._kept[clip_id(job)] = job.path, path, state
         self._held = self._ordered(one_each=one_each, order=order)
 
     def one_each(self) -> CaptionSet:
@@ -186,9 +188,14 @@ class CaptionSet(Sequence[CaptionEntry]):
         chosen._held = self._ordered(one_each=True, order=None)
         return chosen
 
-    def _ordered(self, *, one_each: bool, order: Callable[[str], int] | None) -> list[_Held]:
+    def _ordered(self, *, one_each: bool, order: Sequence[str] | None) -> list[_Held]:
         held = [*self._join(one_each=one_each)]
-        held.sort(key=_by_path if order is None else lambda one: (order(one.clip), one.segment or 0))
+        if order is None:
+            return sorted(held, key=_by_path)
+        held.sort(key=lambda one: 0 if one.record is None else one.record.offset)
+        if any(one.record is None for one in held):  # these have no place in a journal
+            rank = {clip: place for place, clip in enumerate(order)}
+            held.sort(key=lambda one: (rank[one.clip], one.segment or 0) if one.clip in rank else (-1, 0))
         return held
 
     @property
@@ -239,16 +246,19 @@ class CaptionSet(Sequence[CaptionEntry]):
                 yield _entry(one, record, journal.runs.of(record["job"]["settings"]))
 
     def _join(self, *, one_each: bool) -> Iterator[_Held]:
-        clips = self._records()
+        clips, shown = self._records(), set()
         for clip, found in clips.items():
-            chosen = [self._shown_settings(clip, found)] if one_each else found
+            chosen = [self._chosen_settings(clip, found)] if one_each else found
             for settings, parts in ((one, found[one]) for one in chosen):
-                yield from self._joined(clip, settings, parts)
-        for clip, (path, file) in self._foreign.items():
-            if clip not in clips:
-                yield _Held(None, clip, path, None, file, "foreign")
+                for held in self._joined(clip, None if one_each else settings, parts):
+                    shown |= set() if held.state == "written" else {held.file}
+                    yield held
+        for clip, (path, file, state) in self._kept.items():
+            known = Path(os.path.realpath(file.parent), file.name) in shown  # the clip has another name there
+            if clip not in clips and not known:
+                yield _Held(None, clip, path, None, file, state)
 
-    def _joined(self, clip: str, settings: str, parts: Mapping[int | None, JournalEntry]) -> Iterator[_Held]:
+    def _joined(self, clip: str, settings: str | None, parts: Mapping[int | None, JournalEntry]) -> Iterator[_Held]:
         """Yield what a clip's records and files make: one if a file of the whole clip was edited."""
         first = next(iter(parts.values()))
         whole = self._file(first, None, settings)
@@ -261,49 +271,57 @@ class CaptionSet(Sequence[CaptionEntry]):
                 state = "failed"
             yield _Held(entry, clip, entry.path, number, file, state or "written")
 
-    def _file(self, entry: JournalEntry, segment: int | None, settings: str) -> tuple[Path, CaptionState] | None:
-        """Return the file that shows a record, and the caption's state; None if none ever did."""
-        several = self.files.of(entry.clip, segment, entry.path)
-        if segment is None and not several and entry.clip in self._foreign:
-            return self._foreign[entry.clip][1], "foreign"
-        for file, mark in reversed(several):
-            if mark.settings != settings:
+    def _file(self, entry: JournalEntry, segment: int | None, settings: str | None) -> tuple[Path, CaptionState] | None:
+        """Return the file that shows a record, and the caption's state; None if none ever did.
+
+        Without ``settings`` a file that somebody edited shows the clip, whatever was in it before.
+        """
+        found: tuple[Path, CaptionState] | None = None
+        for file, mark in self.files.of(entry.clip, segment, entry.path):
+            if mark.settings not in (settings or mark.settings, entry.settings):
                 continue
             state = self.files.state(file)
             if state == "free":
-                return file, "missing"
-            if state == "written" and (self._is_earlier(file, mark) or not _is_present(entry)):
-                return file, "superseded"
-            return file, state
-        return None
+                found = file, "missing"
+            elif state == "written" and (self._is_earlier(file, mark) or not _is_present(entry)):
+                found = file, "superseded"
+            else:
+                found = file, state
+            if state in ("edited", "foreign"):
+                return found
+        if segment is None and found is None and (kept := self._kept.get(entry.clip)) is not None:
+            found = kept[1:] if settings is None or kept[2] == "foreign" else None
+        return found
 
     def _is_earlier(self, file: Path, mark: FileMark) -> bool:
         """Return True if a file is as a run wrote it before its last mark, after which a run was stopped."""
         earlier = [one for marks in self.files.journals for one in marks.of(file) if one.sha256 != mark.sha256]
         return bool(earlier) and hashlib.sha256(file.read_bytes()).hexdigest() in {one.sha256 for one in earlier}
 
-    def _records(self) -> dict[str, _Captionings]:
+    def _records(self) -> Mapping[str, _Captionings]:
         """Return the records that count, by clip."""
+        if len(self.journals) == 1:
+            return self.journals[0].index.clips
         clips: dict[str, _Captionings] = {}
-        for journal in self.journals:
-            for entry in journal.index.current():
-                parts = clips.setdefault(entry.clip, {}).setdefault(entry.settings, {})
-                old = parts.get(entry.segment)
-                if old is None or not entry.failed or old.failed:
-                    parts[entry.segment] = entry
-        for found in clips.values():
-            for parts in found.values():
-                if len(parts) > 1 and None in parts:  # a failure to cut a clip is void once it has been cut
-                    del parts[None]
+        for entry in (entry for journal in self.journals for entry in journal.index.current()):
+            parts = clips.setdefault(entry.clip, {}).setdefault(entry.settings, {})
+            old = parts.get(entry.segment)
+            if old is None or not entry.failed or old.failed:
+                parts[entry.segment] = entry
+        for parts in (parts for found in clips.values() for parts in found.values()):
+            if len(parts) > 1 and None in parts:  # a failure to cut a clip is void once it has been cut
+                del parts[None]
         return clips
 
-    def _shown_settings(self, clip: str, found: _Captionings) -> str:
-        """Return the settings of the caption that a clip's file shows, else those of its last success or failure."""
+    def _chosen_settings(self, clip: str, found: _Captionings) -> str:
+        """Return the settings that were asked for, of what a clip's file showed last, or of its last success."""
+        if (wanted := self._settings.get(clip)) in found:
+            return str(wanted)
         entries = [entry for parts in found.values() for entry in parts.values()]
         shown: dict[str, int] = {}
         for segment in {None, *(entry.segment for entry in entries)}:
-            for file, mark in self.files.of(clip, segment, entries[0].path):
-                if mark.settings in found and file.exists():
+            for _, mark in self.files.of(clip, segment, entries[0].path):
+                if mark.settings in found:
                     shown[mark.settings] = max(mark.offset, shown.get(mark.settings, 0))
         if shown:
             return max(shown, key=lambda settings: shown[settings])

@@ -122,8 +122,8 @@ class Journal:
         """Return the records added after a mark, including superseded ones."""
         return self.read([entry for entry in self.index.entries if entry.offset > mark.offset and entry.clip])
 
-    def append(self, record: RecordDict) -> None:
-        """Append a record with its ``job``; it is on the disk on return.
+    def append(self, record: RecordDict, *, sync: bool = True) -> None:
+        """Append a record with its ``job``; with ``sync`` it is on the disk on return.
 
         Raises:
             OutputError: it cannot be written, and the file is unchanged; or (kind ``gone``) the record went to a file
@@ -132,7 +132,7 @@ class Journal:
         if self.read_only:
             return
         line = encode_line(json_text(record) + "\n")
-        self._write(line, sync=True)
+        self._write(line, sync=sync)
         self._index_record(line, record)
         self._check()
 

@@ -108,6 +108,11 @@ class JournalIndex:
         return sum(len(parts) for other, parts in named if other not in settings)
 
     @property
+    def clips(self) -> dict[str, dict[str, dict[int | None, JournalEntry]]]:
+        """The records that count, by clip, settings and segment; not to be changed."""
+        return self._parts
+
+    @property
     def settings(self) -> set[str]:
         """Settings of the records that count."""
         return {settings for by_settings in self._parts.values() for settings in by_settings}

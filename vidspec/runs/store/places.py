@@ -46,8 +46,8 @@ def read_captions(places: Iterable[Path], *, one_each: bool = False) -> CaptionS
         journals += reader.folder(place) if place.is_dir() else [reader.file(place)]
     roots = dict.fromkeys(one.shown.parent for one in journals if _is_of_folder(one.shown))
     names = SidecarNames(make_format("txt"), None, None, "")
-    clips = (job for root in roots for job in _clips_in(root))
-    captions = CaptionSet(journals, clips, names, one_each=one_each)
+    files = ((job, names.path(job)) for root in roots for job in _clips_in(root))
+    captions = CaptionSet(journals, files, one_each=one_each)
     captions.copies = reader.copies
     return captions
 

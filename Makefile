@@ -11,7 +11,8 @@
 #   make bench [ARGS=...]                                measure profiles
 #   make evidence [ARGS="--again"]                       measure all that the pages say, and write them: hours
 #   make evidence ARGS=--quick                           the README's table here, beside the published one: minutes
-#   make docs                                            the site of docs/, in site/; broken links are errors
+#   make docs                                            the site of docs/ and of the measured results, in site/; broken
+#                                                        links are errors
 #   make peers                                           environments with OpenVINO and vLLM for research.peers
 #   make gpu [ARGS=...] [SMOKE=1] [OUT=DIR]              test and measure on an NVIDIA GPU; without one, say so, or with
 #                                                        SMOKE=1 run small versions on the CPU
@@ -85,7 +86,8 @@ lint: $(VENV)/installed-test
 	@$(BIN)/mypy
 
 docs: $(VENV)/installed-docs
-	@$(BIN)/zensical build --clean --strict
+	@$(BIN)/python -m research.evidence --site
+	@$(BIN)/python -m zensical build --clean --strict
 
 bench: $(VENV)/installed
 	@$(BIN)/vidspec bench $(ARGS)

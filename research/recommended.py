@@ -26,7 +26,7 @@ __all__ = ["main", "table_text"]
 
 _HEAD = """\
 # The default draft of published targets by card, and its gain over plain decoding of one clip. Predicted from data
-# sheets, the sizes of models and constants measured on one H100 (docs/research/measured/gpu.md); none of these models
+# sheets, the sizes of models and constants measured on one H100 (docs/research/measured/gpu.json); none of these models
 # was run. Written by `python -m research.recommended --write`. `drafts` and `gains` have a value for each card, in the
 # order of `cards`: the fastest draft that fits the card beside the target in 16 bits and a clip (plain: none gains;
 # null: the target does not fit). `copies`: bytes of copies of the target. `heads` are not fetched by default.

@@ -1,7 +1,6 @@
 """Many clips at once: ``python -m research.throughput CLIP...`` measures profiles and peers over the same folder.
 
-Each contender is a process of its own with its models loaded; they take turns at every batch size. With ``--earlier``
-profiles of an earlier checkout of vidspec take part, with the weights of this one.
+Each contender is a process of its own with its models loaded; they take turns at every batch size.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,11 +22,7 @@ from vidspec.errors import UsageError
 if TYPE_CHECKING:
     from research.peers.throughput import Throughput
 
-__all__ = ["main"]
-
 DEFAULT = "ar,sparrow,vanilla-sd-auto,sd-adaptive-tree"
-#: Profiles of an earlier checkout.
-EARLIER = ("ar", "vanilla-sd")
 
 
 def command(
@@ -45,9 +39,6 @@ def command(
             help="generate-batched: transformers' generate on padded batches; vllm=PYTHON: vLLM, with the interpreter "
             "of an environment that has vLLM and PyAV; may be repeated.",
         ),
-    ] = None,
-    earlier: Annotated[
-        Path | None, typer.Option(metavar="DIR", help=f"Checkout of an earlier version; adds its {', '.join(EARLIER)}.")
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Runs over all clips; the medians are shown.")] = 3,
     frames: Annotated[int | None, typer.Option(min=1, help="Frames per clip (default: as in the profiles).")] = None,
@@ -83,15 +74,13 @@ def command(
             )
     sizes, labels = parse_counts(batch, "--batch", "1,8,16"), profile_labels(profiles)
     plan = Throughput(paths, labels, peers, sizes, repeats, models.source, frames, models.threads, outside)
-    _measure(plan, earlier, output)
+    _measure(plan, output)
     return 0
 
 
-def _measure(plan: Throughput, earlier: Path | None, output: Path | None) -> None:
+def _measure(plan: Throughput, output: Path | None) -> None:
     """Measure, write every result to ``output``, and print the table."""
-    from research.peers.answering import JsonWorker
-    from research.peers.earlier import earlier_command
-    from research.peers.throughput import ContenderProcess, ThroughputResult, markdown, measure, start_contenders
+    from research.peers.throughput import ThroughputResult, markdown, measure, start_contenders
     from vidspec.bench.machine import machine
     from vidspec.files import write_whole
 
@@ -102,17 +91,8 @@ def _measure(plan: Throughput, earlier: Path | None, output: Path | None) -> Non
             content = {"machine": facts, "settings": asdict(plan), **outcome.to_dict()}
             write_whole(output, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
-    old = {} if earlier is None else {label: earlier_command(earlier, label, plan) for label in EARLIER}
     left: dict[str, str] = {}
-    with start_contenders(plan, print_note, left) as started, ExitStack() as stack:
-        workers: dict[str, ContenderProcess] = dict(started)
-        for label, line in old.items():
-            name = f"earlier {label}"
-            print_note(f"loading {name}")
-            worker = JsonWorker(name, *line, cwd="/")
-            stack.callback(worker.close)
-            worker.ready()
-            workers[name] = worker
+    with start_contenders(plan, print_note, left) as workers:
         outcome = measure(plan, workers, print_note, keep, left)
     keep(outcome)
     print(markdown(outcome.rows, outcome.left))

@@ -57,7 +57,7 @@ INPUT = re.compile(r"\./\S+|[\w./-]+\.(mp4|mkv|ts|tar|json|jsonl|yaml|txt|csv|pa
 READ_OPTIONS = {"--prompt-file", "--manifest", "--from-file", "--json-schema", "--profile"}
 
 
-@pytest.mark.parametrize("page", [page for page, path in FILES.items() if path.parent.name in (ROOT.name, "use")])
+@pytest.mark.parametrize("page", [page for page, path in FILES.items() if path.parent in (ROOT, ROOT / "docs/use")])
 def test_what_no_command_of_a_page_makes_is_visibly_a_placeholder(page):
     """Also of commands that no test runs; a checkout has ``docs`` and ``vidspec``."""
     made = set()
@@ -189,7 +189,7 @@ def test_documents_that_the_code_refers_to_exist():
     files = [path for room in ("vidspec", "research", "tests") for path in (ROOT / room).rglob("*.py")]
     for path in [*files, ROOT / "vidspec/runs/record_schema.json"]:
         text = path.read_text(encoding="utf-8")
-        for name in re.findall(r"\bdocs/[\w/-]+\.md\b", text):
+        for name in re.findall(r"\bdocs/[\w/-]+\.(?:md|json)\b", text):
             assert (ROOT / name).exists(), f"{path}: {name}"
         assert not re.search(
             r"\((?:see )?(?:METHODS|METRICS|FACTS|DESIGN)\b|\b(?:METHODS|METRICS|FACTS|DESIGN) \d", text

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from research.evidence.pages import write_site
+
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
 #: Public classes and modules of the package, as the page of the reference names them.
@@ -41,6 +43,7 @@ def test_it_can_be_built_without_a_warning(tmp_path):
     for package in ("zensical", "mkdocstrings_handlers.python", "griffe"):
         pytest.importorskip(package)
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    write_site(tmp_path / "docs/research/measured")
     (tmp_path / "vidspec").symlink_to(ROOT / "vidspec")
     (tmp_path / "mkdocs.yml").write_text((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), encoding="utf-8")
     build = [sys.executable, "-m", "zensical", "build", "--strict"]
@@ -48,3 +51,6 @@ def test_it_can_be_built_without_a_warning(tmp_path):
     assert ran.returncode == 0, ran.stdout + ran.stderr
     page = (tmp_path / "site/use/api/index.html").read_text(encoding="utf-8")
     assert "stream_text" in page and not re.search(r":(?:meth|class|mod|func):", page)
+    measured = tmp_path / "site/research/measured"
+    links = re.findall(r'href="\.\./measured/([\w-]+)/"', (measured / "index.html").read_text(encoding="utf-8"))
+    assert len(links) > 10 and all((measured / link / "index.html").exists() for link in links)

@@ -1,9 +1,9 @@
 """Measure the docs' figures and write the pages: ``python -m research.evidence`` (``make evidence``), unattended.
 
-Each part (``research/evidence/parts.py``) writes ``NAME.md`` in docs/research/measured with its commands, commit,
-machine and output, and ``NAME.json`` with the rows of its tables; then docs/research/measured.md, the README's table
-and the pictures are written from these. A part with existing files is not run again; ``--again`` runs all parts. For an
-idle machine; peers come from ``make peers``, the previous version from this repository's history.
+Each part (``research/evidence/parts.py``) writes ``NAME.json`` in docs/research/measured: its commands, commit,
+machine, output and rows. The pages, the README's table and the pictures are written from these; the page of a part is
+for the site alone and not tracked. A part with results is not run again; ``--again`` runs all parts. For an idle
+machine; peers come from ``make peers``.
 
 ``--quick`` measures the methods of the README's table, in less than 20 minutes, and prints them beside the published
 figures; ``--keep NAME`` adds them to the pages as those of another machine.
@@ -11,7 +11,6 @@ figures; ``--keep NAME`` adds them to the pages as those of another machine.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -20,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,18 +34,15 @@ from vidspec.cli.printed import print_note
 from vidspec.engine.device import processor
 from vidspec.errors import UsageError, VidspecError
 
-__all__ = ["kept", "main", "measure"]
-
 ROOT = Path(__file__).resolve().parents[2]
-#: Version 0.1.0, as a commit of this repository.
-EARLIER = "134832b"
+MEASURED = ROOT / "docs" / "research" / "measured"
 #: Clips that training has not seen; every part takes the first of them.
 CLIPS = 200
 PEERS = ("openvino", "vllm")
 
 
 def measure(part: Part, places: Mapping[str, str], clips: Sequence[str], out: Path, *, smoke: bool) -> None:
-    """Run the commands of a part and write its page, and its results if a command writes some.
+    """Run the commands of a part and write their output, with the rows if a command writes some.
 
     A run that was stopped goes on with the records it has, at the same commit.
 
@@ -65,7 +61,7 @@ def measure(part: Part, places: Mapping[str, str], clips: Sequence[str], out: Pa
                 print(done.stdout)
                 raise VidspecError(f"{part.name}: exit code {done.returncode} of {shown[-1]}")
             texts.append(_without_places(done.stdout.strip()))
-    about = {
+    found: dict[str, Any] = {
         "commands": shown,
         "commit": commit,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -73,11 +69,10 @@ def measure(part: Part, places: Mapping[str, str], clips: Sequence[str], out: Pa
         "minutes": round((time.monotonic() - begun) / 60, 1),
     }
     if results.exists():
-        known = json.loads(_without_places(results.read_text(encoding="utf-8")), parse_float=_rounded)
-        text = json.dumps({**about, **kept(known)}, separators=(",", ":"))
-        (out / f"{part.name}.json").write_text(text + "\n", encoding="utf-8")
+        found |= kept(json.loads(_without_places(results.read_text(encoding="utf-8")), parse_float=_rounded))
         results.unlink()
-    (out / f"{part.name}.md").write_text(pages.page(part, about, texts), encoding="utf-8")
+    found["output"] = [text.splitlines() for text in texts]
+    (out / f"{part.name}.json").write_text(pages.dump(found), encoding="utf-8")
 
 
 def _rounded(number: str) -> float:
@@ -104,7 +99,7 @@ def machine() -> str:
 
 def _shown(command: str, *, smoke: bool) -> str:
     """Return a command as shown on a page."""
-    places = {name: f"{name.upper()}" for name in ("openvino", "vllm", "earlier", "folder", "docs", "json")}
+    places = {name: f"{name.upper()}" for name in ("openvino", "vllm", "folder", "docs", "json")}
     filled = words(command, smoke=smoke, clips=["CLIPS"], places=places)
     return f"python -m {shlex.join(filled)}"
 
@@ -137,11 +132,10 @@ def quick(places: Mapping[str, str], clips: Sequence[str], out: Path, keep: str 
     return pages.comparison(results, pages.read_results(out)["profiles-embedded-qwen"])
 
 
-@contextlib.contextmanager
 def _places(
     work: Path, parts: Sequence[Part], *, smoke: bool, install: bool = True
-) -> Iterator[tuple[dict[str, str], list[str]]]:
-    """Return what commands of parts name: interpreters of peers, a checkout of the previous version; and the clips.
+) -> tuple[dict[str, str], list[str]]:
+    """Return what commands of parts name, such as interpreters of peers, and the clips.
 
     What is missing is left out.
     """
@@ -159,19 +153,7 @@ def _places(
             places[name] = str(python)
         else:
             print_note(f"{name}: {'could not be installed' if install else 'is not installed (make peers)'}, left out")
-    checkout = work / "earlier"
-    if not install or "earlier" not in named:
-        pass
-    elif (checkout / "vidspec").is_dir() or not subprocess.run(
-        ["git", "worktree", "add", "--quiet", "--force", "--detach", str(checkout), EARLIER], cwd=ROOT
-    ).returncode:
-        places["earlier"] = str(checkout)
-    else:
-        print_note(f"version 0.1.0, {EARLIER}, is not in this repository, and is left out")
-    try:
-        yield places, [str(clip) for clip in clips]
-    finally:
-        subprocess.run(["git", "worktree", "remove", "--force", str(checkout)], cwd=ROOT, capture_output=True)
+    return places, [str(clip) for clip in clips]
 
 
 def command(
@@ -179,7 +161,7 @@ def command(
         list[str] | None, typer.Argument(metavar="PART...", help="These parts, and no pages.", show_default="all")
     ] = None,
     *,
-    out: Annotated[Path, typer.Option("--out", help="Where pages and results go.")] = ROOT / "docs/research/measured",
+    out: Annotated[Path, typer.Option("--out", help="Where results and their pages go.")] = MEASURED,
     work: Annotated[Path, typer.Option("--work", help="Clips, records and checkouts.")] = ROOT / "runs" / "evidence",
     again: Annotated[bool, typer.Option("--again", help="Also what has been measured.")] = False,
     smoke: Annotated[bool, typer.Option("--smoke", help="Two clips and few methods, to see that all runs.")] = False,
@@ -190,6 +172,7 @@ def command(
         str | None, typer.Option("--keep", metavar="NAME", help="Add --quick's figures to the pages as this machine's.")
     ] = None,
     write: Annotated[bool, typer.Option("--pages", help="Measure and draw nothing; write the pages.")] = False,
+    site: Annotated[bool, typer.Option("--site", help="Write only the pages that are not tracked.")] = False,
 ) -> int:
     """Measure everything that the pages say, unattended, and write them."""
     known = {part.name: part for part in PARTS}
@@ -197,9 +180,12 @@ def command(
         raise UsageError(f"{missing[0]}: no such part", hint=", ".join(known))
     if keep is not None and not fast:
         raise UsageError("--keep needs --quick")
+    if site:
+        pages.write_site(out)
+        return 0
     if fast:
-        with _places(work, [QUICK], smoke=smoke, install=False) as (places, clips):
-            print(quick(places, clips, out, keep, smoke=smoke))
+        places, clips = _places(work, [QUICK], smoke=smoke, install=False)
+        print(quick(places, clips, out, keep, smoke=smoke))
         if keep is not None:
             pages.write(out)
         return 0
@@ -207,16 +193,16 @@ def command(
     out.mkdir(parents=True, exist_ok=True)
     failed = []
     if not write:
-        with _places(work, chosen, smoke=smoke) as (places, clips):
-            for part in chosen:
-                if (smoke and not part.tried) or ((out / f"{part.name}.md").exists() and not again):
-                    continue
-                print_note(f"{time.strftime('%H:%M:%S')} {part.name}")
-                try:
-                    measure(part, places, clips, out, smoke=smoke)
-                except VidspecError as error:
-                    failed.append(part.name)
-                    print_note(str(error))
+        places, clips = _places(work, chosen, smoke=smoke)
+        for part in chosen:
+            if (smoke and not part.tried) or ((out / f"{part.name}.json").exists() and not again):
+                continue
+            print_note(f"{time.strftime('%H:%M:%S')} {part.name}")
+            try:
+                measure(part, places, clips, out, smoke=smoke)
+            except VidspecError as error:
+                failed.append(part.name)
+                print_note(str(error))
     if not only and not smoke:
         pages.write(out)
         if not write:

@@ -1,4 +1,4 @@
-"""The page of what ran on a GPU: docs/research/measured/gpu.md, from the lines of ``research.gpu`` beside it."""
+"""The page of what ran on a GPU, gpu.md on the site: from docs/research/measured/gpu.json and the lines in gpu/."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from research.sizes import SIZES
 from vidspec.bench.tables import bullets, table
 from vidspec.draft_length.speed import chain_tokens
 from vidspec.models.memory_estimate import PROMPT
-
-__all__ = ["FOLDER", "page", "predicted_rate"]
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "research" / "measured" / "gpu"
@@ -87,7 +85,7 @@ def page(folder: Path = FOLDER) -> str:
     from research.gpu import folder as clips
     from research.gpu import sizes
 
-    about = json.loads((folder / "machine.json").read_text(encoding="utf-8"))
+    about = json.loads(folder.with_suffix(".json").read_text(encoding="utf-8"))
     parts: dict[str, list[Row]] = {name: read_last(folder / f"{name}.jsonl") for name in ("sizes", "rounds", "folder")}
     shown: dict[str, list[Row]] = {
         name: [row for row in rows if row["kind"] != "left out"] for name, rows in parts.items()

@@ -1,4 +1,4 @@
-"""Pages from measurements: one per part, docs/research/measured.md and the README's table."""
+"""Pages from measurements: one per part for the site, docs/research/measured.md and the README's table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from textwrap import fill, shorten
+from textwrap import fill
 from typing import Any, TypeAlias
 
 from research.evidence import gpu
@@ -19,8 +19,6 @@ from vidspec.embedded.prompts import QUESTIONS
 from vidspec.errors import VidspecError
 from vidspec.models.loading import embedded_folder
 
-__all__ = ["README_ROWS", "comparison", "elsewhere", "measured", "page", "readme", "write"]
-
 ROOT = Path(__file__).resolve().parents[2]
 #: Marks around a table that is written here.
 BEGIN, END = "<!-- {}, written by make evidence -->", "<!-- end of {} -->"
@@ -29,18 +27,12 @@ PEERS = {
     "openvino": "OpenVINO GenAI, plain",
     "openvino-int8-cache": "OpenVINO, its default: an 8-bit cache",
     "vllm": "vLLM, CPU build, plain",
-    "vllm-draft": "vLLM with the draft model",
-    "vllm-ngram": "vLLM, prompt lookup",
     "generate": "`transformers` `generate`",
-    "generate-assisted": "`generate`, assisted by the draft",
-    "generate-prompt-lookup": "`generate`, prompt lookup",
-    "generate-batched": "`transformers` `generate` in batches",
 }
 #: Placeholders in a page's commands, and their meaning.
 PLACES = {
     "CLIPS": "CLIPS are the first of `python -m research.draw --out clips --count 200 --seed 20000000`, which training "
     "has not seen.",
-    "EARLIER": "EARLIER is a checkout of version 0.1.0.",
     "openvino=OPENVINO": "OPENVINO is the Python of an environment that `make peers` makes.",
     "vllm=VLLM": "VLLM is the Python of an environment that `make peers` makes.",
 }
@@ -63,21 +55,30 @@ README_ROWS = {
 ELSEWHERE = "docs/research/measured.md#other-machines"
 #: Profiles that are compared for being the default.
 RACED = ("sparrow", "vanilla-sd-auto", "vanilla-sd", "sd-adaptive-tree", "hybrid")
-#: Contenders in the table of docs/research/measured.md; the pages of the pairs have all.
-SHOWN = {
-    *(*README_ROWS, *PEERS, *RACED, "specvlm", "sd-uniform-chain", "ngram", "suffix", "eagle3"),
-}
-
 Results: TypeAlias = Mapping[str, Any]
 
 
-def page(part: Part, about: Results, texts: Sequence[str]) -> str:
-    """Return the page of a part: commands, machine and output."""
-    lines = [f"# {part.title}", "", _filled(part.about), "", _filled(_where(about)), ""]
-    for command, text in zip(about["commands"], texts, strict=True):
+def page(part: Part, results: Results) -> str:
+    """Return the page of a part from its results: commands, machine and output."""
+    lines = [f"# {part.title}", "", _filled(part.about), "", _filled(_where(results)), ""]
+    for command, printed in zip(results["commands"], results["output"], strict=True):
+        text = "\n".join(printed)
         markdown = text.startswith(("|", "#")) or "\n|" in text or "\n#" in text
         lines += ["```console", f"$ {command}", *(["```", "", text] if markdown else [text, "```"]), ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"{_filled(note)}\n" for note in results.get("notes", ()))])
+
+
+def dump(results: Results) -> str:
+    """Return results as JSON with a line for each row, and for each line of output, so that a person can read it."""
+    output = json.dumps(results["output"], indent=1)
+    fields = [f"{json.dumps(key)}: {_listed(value)}" for key, value in results.items() if key != "output"]
+    return "{\n" + ",\n".join([*fields, f'"output": {output}']) + "\n}\n"
+
+
+def _listed(value: Any) -> str:
+    if not isinstance(value, list) or not value:
+        return json.dumps(value)
+    return "[\n" + ",\n".join(json.dumps(one, separators=(",", ":")) for one in value) + "\n]"
 
 
 def _filled(text: str) -> str:
@@ -88,17 +89,11 @@ def _where(about: Results) -> str:
     words = {word for command in about["commands"] for word in command.split()}
     return " ".join(
         (
-            f"Commit {about['commit']}, {about['date']}, {about['machine']}, {about['minutes']} minutes.",
+            f"Commit {about['commit']}, {about['date']}, {about['machine']}"
+            + (f", {about['minutes']} minutes." if about["minutes"] is not None else "."),
             *(text for word, text in PLACES.items() if word in words),
         )
     )
-
-
-def named(row: Results) -> str:
-    """Return a contender under all its names."""
-    if row["name"] in PEERS:
-        return PEERS[row["name"]]
-    return " = ".join(f"`{name}`" for name in (row["name"], *row.get("also", ())))
 
 
 def times(value: Sequence[float] | None) -> str:
@@ -221,66 +216,6 @@ def elsewhere(machines: Sequence[Results]) -> str:
     return table(("method", *where), lines)
 
 
-def profiles(both: Mapping[str, Results]) -> str:
-    """Return the contenders of :data:`SHOWN` on both pairs in one table."""
-    order: dict[str, dict[str, Results]] = {}
-    for pair, results in both.items():
-        for row in (one for one in results["rows"] if not SHOWN.isdisjoint((one["name"], *one.get("also", ())))):
-            order.setdefault(named(row), {})[pair] = row
-    heads = ["method"]
-    for pair in both:
-        heads += [f"{pair}: tau", "tokens/s", "decoding", "end to end", "of limit"]
-    lines, differing = [], []
-    for name, by in order.items():
-        cells = [name]
-        for pair, results in both.items():
-            if (row := by.get(pair)) is None:
-                cells += ["-"] * 5
-                continue
-            if row["equal"] not in (None, row["clips"]):
-                differing.append(f"{name} of {row['clips'] - row['equal']} of {row['clips']} clips ({pair})")
-            cells += [figure(row["tau"]), f"{row['tokens_per_s']:.0f}"]
-            cells += [times(row["decode"]), times(row["end_to_end"]), share(row, results)]
-        lines.append(cells)
-    same = f"Other tokens than `ar`: {', '.join(differing) or 'none'}."
-    return "\n".join([table(heads, lines), "", same, *_left_out(both)])
-
-
-def _left_out(both: Mapping[str, Results]) -> list[str]:
-    """Return a line for each reason why contenders were left out."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for pair, one in both.items():
-        for name, why in one["left_out"].items():
-            reason = shorten(why.removeprefix(f"{name}: "), 90, placeholder=" ...")
-            found.setdefault((pair, reason), []).append(name)
-    lines = [f"- {pair}: {', '.join(names)} left out: {reason}" for (pair, reason), names in found.items()]
-    return ["", *lines] if lines else []
-
-
-def folders(results: Mapping[str, Results]) -> str:
-    """Return clips per second by batch size."""
-    sizes = sorted({row["batch"] for one in results.values() for row in one["rows"]})
-    lines = []
-    for title, one in results.items():
-        rates = {(row["name"], row["batch"]): row for row in one["rows"]}
-        plain = rates["ar", 1]["clips_per_s"]
-        for name in dict.fromkeys(row["name"] for row in one["rows"] if row["name"] in SHOWN):
-            cells = [f"{rates[name, size]['clips_per_s']:.2f}" if (name, size) in rates else "-" for size in sizes]
-            best = max(row["clips_per_s"] for (known, _), row in rates.items() if known == name)
-            equal = [row for (known, _), row in rates.items() if known == name and row["plain"] is not None]
-            same = f"{min(row['plain'] for row in equal)}/{equal[0]['clips']}" if equal else "-"
-            label = PEERS.get(name, f"`{name}`")
-            lines.append((title, label, *cells, f"{best / plain:.2f}x", same))
-    heads = (
-        "folder",
-        "method",
-        *(f"clips/s, {size} at once" for size in sizes),
-        "best over `ar` one by one",
-        "same tokens",
-    )
-    return table(heads, lines)
-
-
 def race(results: Mapping[str, Results]) -> str:
     """Return each default candidate's distance to the fastest, on single clips and folders; "" without a race."""
     rates: dict[tuple[str, str], float] = {}
@@ -309,12 +244,11 @@ def race(results: Mapping[str, Results]) -> str:
 INTRO = """\
 # Measured
 
-`make evidence` measures everything here on an idle machine. It writes this page, those in [measured/](measured/), the
-README's table and the pictures. Each page in that folder has its commands, the commit, the machine and the complete
-output; the `.json` file of the same name has the rows of its tables. Within a table all methods took turns in one run:
-do not compare two tables. Unless a page names others, the models are the built-in pairs, in float32, whose targets have
-9 million parameters. [On an H100](measured/gpu.md) random weights of a 7B's shape were measured. Definitions:
-[metrics.md](metrics.md).
+`make evidence` measures everything here on an idle machine and writes this page, a JSON file for each part with its
+commands, commit, machine, complete output and rows, the README's table and the pictures. `make docs` makes a page of
+each file. Within a table all methods took turns in one run: do not compare two tables. Unless a page names others, the
+models are the built-in pairs, in float32, whose targets have 9 million parameters. [On an H100](measured/gpu.json)
+random weights of a 7B's shape were measured. Definitions: [metrics.md](metrics.md).
 """
 SECTIONS = {
     "What you gain": (
@@ -325,16 +259,6 @@ SECTIONS = {
         "arithmetic on data sheets with assumed acceptance and constants measured on an H100 ([how](predicted.md)), "
         "from 2,000 to 25,000 visual tokens, folders at 2,000; no published model has run there. `--baseline` measures "
         "yours."
-    ),
-    "Profiles and peers": (
-        "Single clips of 32 frames, two cores. *tau*: drafted tokens accepted per verification. *Of limit*: passes per "
-        "second over those that the memory bandwidth allows. Ratios are medians over clips of ratios to `ar`. Every "
-        "profile, with first tokens, spreads, run lengths, kept tokens and the speed model: {links}."
-    ),
-    "Folders": (
-        "Clips per second from the first file opened to the last record written, with 8 frames and one thread per "
-        "process: one core decodes texts, the other reads files and encodes the next clips. More "
-        "profiles, decoding alone, memory and rows per pass: {links}."
     ),
     "Other machines": (
         "Decoding, then end to end, of the Qwen2.5-VL pair. The faster plain decoding runs there, the less a draft "
@@ -347,59 +271,40 @@ SECTIONS = {
         "without one: not every family can verify trees (Qwen3.5 cannot), and on a GPU they wait more often."
     ),
 }
-#: The pages that a section links to.
-LINKS = {
-    "Profiles and peers": {"embedded": "profiles-embedded", "embedded-qwen": "profiles-embedded-qwen"},
-    "Folders": {
-        "embedded": "folder-embedded",
-        "embedded-qwen": "folder-embedded-qwen",
-    },
-}
 
 
-def measured(data: Mapping[str, Results], known: Sequence[str], machines: Sequence[Results] = ()) -> str:
-    """Return docs/research/measured.md from the results of the parts, with links to their pages.
+def measured(data: Mapping[str, Results], machines: Sequence[Results] = ()) -> str:
+    """Return docs/research/measured.md from the results of the parts, with links to them.
 
     Args:
         data: results by part.
-        known: parts that have a page.
         machines: results of ``make evidence ARGS=--quick`` on other machines.
     """
     single = {pair: data[f"profiles-{pair}"] for pair in PAIRS if f"profiles-{pair}" in data}
-    titles = {
-        "folder-embedded": "embedded, 32",
-        "folder-embedded-qwen": "embedded-qwen, 32",
-    }
-    many = {title: data[name] for name, title in titles.items() if name in data}
+    many = {f"{pair}, a folder": data[f"folder-{pair}"] for pair in PAIRS if f"folder-{pair}" in data}
     qwen = [single["embedded-qwen"], *machines] if "embedded-qwen" in single else []
     folder = data.get("folder-embedded-qwen")
     tables = {
         "What you gain": gains(same_code(qwen), folder) if qwen and folder else "",
-        "Profiles and peers": profiles(single) if single else "",
-        "Folders": folders(many) if many else "",
         "The default profile": race({**single, **many}),
         "Other machines": elsewhere(qwen) if machines and qwen else "",
     }
     parts = [INTRO]
     for title, text in tables.items():
         if text:
-            links = (f"[{label}](measured/{name}.md)" for label, name in LINKS.get(title, {}).items() if name in known)
-            parts += [f"## {title}\n", _filled(SECTIONS[title].format(links=", ".join(links))) + "\n", text + "\n"]
-    parts += ["## Other parts\n"]
-    linked = {name for links in LINKS.values() for name in links.values()}
-    parts += [*_all_parts([name for name in known if name not in linked]), "- [On a GPU](measured/gpu.md)", ""]
-    return "\n".join(parts)
+            parts += [f"## {title}\n", _filled(SECTIONS[title]) + "\n", text + "\n"]
+    return "\n".join([*parts, "## Parts\n", *_all_parts(data), "- [On a GPU](measured/gpu.json)", ""])
 
 
-def _all_parts(known: Sequence[str]) -> list[str]:
-    """Return a line for each part that has a page; parts of both pairs share one."""
+def _all_parts(known: Iterable[str]) -> list[str]:
+    """Return a line for each part that has results; parts of both pairs share one."""
     found: dict[str, list[str]] = {}
     for part in PARTS:
         title, _, pair = part.title.partition(": `")
         if part.name in known:
             label = pair.strip("`") if pair.strip("`") in PAIRS else part.title
             key = title if label in PAIRS else part.title
-            found.setdefault(key, []).append(f"[{label}](measured/{part.name}.md)")
+            found.setdefault(key, []).append(f"[{label}](measured/{part.name}.json)")
     return [
         f"- {links[0]}" if title in links[0] else f"- {title}: {', '.join(links)}" for title, links in found.items()
     ]
@@ -442,12 +347,20 @@ def read_results(folder: Path) -> dict[str, Results]:
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
 
 
+def write_site(out: Path) -> None:
+    """Write the page of each part beside its results in a folder; only the site has these pages."""
+    data = read_results(out)
+    for part in PARTS:
+        if part.name in data:
+            (out / f"{part.name}.md").write_text(page(part, data[part.name]), encoding="utf-8")
+    (out / "gpu.md").write_text(gpu.page(), encoding="utf-8")
+
+
 def write(out: Path) -> None:
-    """Write docs/research/measured.md and the README's table from the results in a folder."""
+    """Write all pages, and the tables of the README and of docs/internals/embedded.md, from the results in a folder."""
     data, others = read_results(out), list(read_results(out / "machines").values())
-    known = [path.stem for path in out.glob("*.md")]
-    (ROOT / "docs" / "research" / "measured" / "gpu.md").write_text(gpu.page(), encoding="utf-8")
-    (ROOT / "docs" / "research" / "measured.md").write_text(measured(data, known, others), encoding="utf-8")
+    write_site(out)
+    (ROOT / "docs" / "research" / "measured.md").write_text(measured(data, others), encoding="utf-8")
     front = ROOT / "README.md"
     if (results := data.get("profiles-embedded-qwen")) is not None:
         front.write_text(

@@ -7,8 +7,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["PARTS", "QUICK", "Part", "words"]
-
 PAIRS = ("embedded", "embedded-qwen")
 #: Values of names in braces in commands, for measurements and for a trial (``--smoke``).
 SIZES: Mapping[str, tuple[str, str]] = {
@@ -34,12 +32,12 @@ class Part:
     """A part of the measurements.
 
     Attributes:
-        name: of its page and its results in ``docs/research/measured/``.
+        name: of its results in ``docs/research/measured/``, and of its page on the site.
         title: of the page.
         about: explanation of the tables, in Markdown.
         commands: of ``python -m``, in which ``{clips:N}`` are the first N drawn clips, ``{json}`` a file of results,
-            ``{openvino}`` and ``{vllm}`` interpreters of peers, ``{earlier}`` a checkout of version 0.1.0,
-            ``{folder}`` a temporary folder; other names are in :data:`SIZES`.
+            ``{openvino}`` and ``{vllm}`` interpreters of peers, ``{folder}`` a temporary folder; other names are in
+            :data:`SIZES`.
         tried: True if ``--smoke`` runs it; False if it is too large for that.
     """
 
@@ -151,8 +149,8 @@ PARTS: tuple[Part, ...] = (
         "frames",
         "Reading frames",
         "32 frames of drawn files, a keyframe every 10 s, each reading in a process of its own that has read another "
-        "file before. *Earlier* is version 0.1.0.",
-        ("research.studies.frames --seconds {seconds} --repeats 1 --earlier {earlier} --folder {folder}/films",),
+        "file before.",
+        ("research.studies.frames --seconds {seconds} --repeats 1 --folder {folder}/films",),
     ),
     Part(
         "shards",

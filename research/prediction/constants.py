@@ -1,6 +1,6 @@
 """Constants of the speed predictions, each with its source. No torch.
 
-*Measured*: on one H100 and its host, with bfloat16 weights of Qwen2.5-VL-7B's shape (docs/research/measured/gpu.md);
+*Measured*: on one H100 and its host, with bfloat16 weights of Qwen2.5-VL-7B's shape (docs/research/measured/gpu.json);
 taken to hold on other cards. They are fitted to the times of kernels, of single passes and of rounds, which they give
 within 8%.
 """

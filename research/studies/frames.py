@@ -1,18 +1,16 @@
 """Cost of reading frames: seconds, processor seconds and memory, by decoder and seek mode.
 
-``python -m research.studies.frames --repeats 3 [--earlier CHECKOUT]``
+``python -m research.studies.frames --repeats 3``
 
 Drawn files, a keyframe every 10 s: a long one of 1080p in H.264, shorter ones up to 4K, and one in each other codec.
 Every reading has its own process, which has read another file before; all take turns. Prints Markdown: medians, and
-whether the frames equal those of the first mode. An earlier checkout's default is measured with its own code. Linux
-only.
+whether the frames equal those of the first mode. Linux only.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -142,12 +140,10 @@ def write(path: Path, file: File) -> str:
     return str(path)
 
 
-def measured(tree: Path, path: str, warm: str, arguments: dict[str, object]) -> Reading | None:
-    """Measure one reading by the code in ``tree``, in its own process; None if it refuses the file."""
+def measured(path: str, warm: str, arguments: dict[str, object]) -> Reading | None:
+    """Measure one reading in its own process; None if it refuses the file."""
     command = [sys.executable, "-c", CHILD, json.dumps([path, warm, arguments])]
-    ran = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True, check=False, cwd=tree
-    )
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
     if ran.returncode:
         print(f"{path}, {arguments}: {ran.stderr.strip().splitlines()[-1]}", file=sys.stderr)
         return None
@@ -158,14 +154,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=180, help="of the long file")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--earlier", type=Path, help="a checkout whose default is measured too")
     parser.add_argument("--folder", type=Path, help="where the files are kept, or made if they are not there")
     asked = parser.parse_args()
-    here = Path(__file__).resolve().parents[2]
-    ways = [(name, here, arguments) for name, arguments in WAYS.items()]
-    if asked.earlier is not None:
-        earlier = asked.earlier.resolve()
-        ways += [("earlier default", earlier, {}), ("earlier av", earlier, {"decoder": "av"})]
     drawn = (File(asked.seconds, 1920, 1080), *SHORT)
     found: dict[tuple[str, str], list[Reading]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as temporary:
@@ -178,13 +168,13 @@ def main() -> None:
         warm = files[SHORT[0].shown]
         for _ in range(asked.repeats):
             for shown, file_path in files.items():
-                for way, tree, arguments in ways:
-                    if (reading := measured(tree, file_path, warm, arguments)) is not None:
+                for way, arguments in WAYS.items():
+                    if (reading := measured(file_path, warm, arguments)) is not None:
                         found[shown, way].append(reading)
     rows = []
     for (shown, way), readings in found.items():
         wall, cpu, memory = (median(getattr(one, key) for one in readings) for key in ("wall", "cpu", "memory"))
-        same = {one.digest for one in readings} == {found[shown, ways[0][0]][0].digest}
+        same = {one.digest for one in readings} == {found[shown, "default"][0].digest}
         numbers = f"{wall:.2f}", f"{cpu:.2f}", f"{memory:.0f}", str(readings[0].frames)
         rows.append((shown, way, *numbers, "yes" if same else "no"))
     print(table(("file", "read by", "wall s", "CPU s", "memory MB", "frames", "same frames"), rows))

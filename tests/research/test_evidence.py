@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import re
+import shutil
+import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +18,8 @@ from research.gpu.results import read_last
 from vidspec.errors import VidspecError
 from vidspec.models.loading import embedded_folder
 
-PLACES = {"json": "x.json", "openvino": "ov/python", "vllm": "v/python", "earlier": "old", "folder": "f", "docs": "d"}
+PLACES = {"json": "x.json", "openvino": "ov/python", "vllm": "v/python", "folder": "f", "docs": "d"}
+MEASURED = pages.ROOT / "docs" / "research" / "measured"
 COMMANDS = [(part.name, command) for part in PARTS for command in part.commands]
 
 
@@ -30,9 +33,9 @@ def test_commands_are_filled_in_and_their_modules_exist(name, command, smoke):
 
 
 def test_an_option_whose_place_is_missing_is_left_out():
-    command = "m {clips:2} --peer openvino={openvino} --earlier {earlier} --json {json}"
-    found = words(command, smoke=False, clips=list("abc"), places={"json": "x", "earlier": "old"})
-    assert found == ["m", "a", "b", "--earlier", "old", "--json", "x"]
+    command = "m {clips:2} --peer openvino={openvino} --peer vllm={vllm} --json {json}"
+    found = words(command, smoke=False, clips=list("abc"), places={"json": "x", "vllm": "python"})
+    assert found == ["m", "a", "b", "--peer", "vllm=python", "--json", "x"]
 
 
 @pytest.fixture
@@ -40,7 +43,7 @@ def part():
     return Part("one", "One", "What it shows.", ("json.tool {json}",))
 
 
-def test_a_part_leaves_its_page_and_rows(part, tmp_path, monkeypatch):
+def test_a_part_leaves_its_output_and_rows(part, tmp_path, monkeypatch):
     results = {
         "rows": [{"name": "ar", "runs": [1]}],
         "machine": {"cores": 2},
@@ -54,7 +57,7 @@ def test_a_part_leaves_its_page_and_rows(part, tmp_path, monkeypatch):
     measure(part, {"work": str(tmp_path)}, [], out, smoke=False)
     found = json.loads((out / "one.json").read_text())
     assert found["rows"] == [{"name": "ar"}] and found["facts"] == {"cores": 2} and "records" not in found
-    page = (out / "one.md").read_text()
+    page = pages.page(part, found)
     assert "$ python -m json.tool JSON" in page and '"cores": 2' in page and found["commit"] in page
     assert found["commit"] == "c0ffee" and not (tmp_path / "one-c0ffee.json").exists()
     assert kept({})["rows"] == []
@@ -93,19 +96,10 @@ def data():
     return {f"profiles-{pair}": single for pair in PAIRS} | {"folder-embedded-qwen": many}
 
 
-def test_the_page_has_every_contender_and_says_who_was_left_out(data):
-    page = pages.measured(data, ["layouts"])
-    assert "| `vanilla-sd-auto` = `same` | - | 200 | 2.00x |" in page
-    assert "- embedded: openvino left out: no" in page
-    assert "[Layouts of weights](measured/layouts.md)" in page and "(measured/damage.md)" not in page
-    # 100 passes a second of 25 MB of 25 GB/s.
-    assert "| `ar` | - | 100 | 1.00x | 1.00x | 10% |" in page
-    assert "Other tokens than `ar`: none." in page
-
-
-def test_other_tokens_are_named(data):
-    data["profiles-embedded-qwen"]["rows"][3]["equal"] = 9
-    assert "Other tokens than `ar`: vLLM, CPU build, plain of 7 of 16 clips (embedded" in pages.measured(data, [])
+def test_the_page_links_to_the_results_of_every_part():
+    page = pages.measured({"layouts": {}, "pareto-embedded": {}, "pareto-embedded-qwen": {}})
+    assert "- [Layouts of weights](measured/layouts.json)" in page and "(measured/damage.json)" not in page
+    assert "- Quality against speed: [embedded](measured/pareto-embedded.json), [embedded-qwen](measured/" in page
 
 
 def test_gains_are_measured_on_every_machine_or_marked_as_predicted(data):
@@ -119,13 +113,11 @@ def test_gains_are_measured_on_every_machine_or_marked_as_predicted(data):
     assert "| 1.30x to 2.00x | 1.30x to 2.00x | measured, 2 machines |" in rows[0]
     assert "| 16.00x; plain decoding of 8 at once 8.00x | measured |" in rows[1]
     assert len(rows) == 9 and all(line.endswith("| predicted |") for line in rows[2:])
-    assert "## What you gain" in pages.measured(data, []) and "## What you gain" not in pages.measured({}, [])
+    assert "## What you gain" in pages.measured(data) and "## What you gain" not in pages.measured({})
 
 
-def test_folders_and_the_race_are_ratios_of_one_run(data):
-    page = pages.measured(data, [])
-    assert "| embedded-qwen, 32 | `vanilla-sd-auto` | 2.00 | 16.00 | 16.00x | 32/32 |" in page
-    assert "| embedded-qwen, 32 | vLLM, CPU build, plain | 1.50 | 12.00 | 12.00x | - |" in page
+def test_the_race_is_of_ratios_of_one_run(data):
+    page = pages.measured(data)
     assert "The median of 4 runs, and the most: `vanilla-sd-auto` 0.0% (0.0%), `hybrid` 18.1% (25.0%)." in page
 
 
@@ -133,9 +125,9 @@ def test_one_candidate_runs_no_race(data):
     data["folder-embedded-qwen"]["rows"] = [
         one for one in data["folder-embedded-qwen"]["rows"] if one["name"] != "hybrid"
     ]
-    page = pages.measured(data, [])
+    page = pages.measured(data)
     assert "The median of 2 runs, and the most: `vanilla-sd-auto` 0.0% (0.0%), `hybrid` 11.1% (11.1%)." in page
-    assert "The default profile" not in pages.measured({"folder-embedded-qwen": data["folder-embedded-qwen"]}, [])
+    assert "The default profile" not in pages.measured({"folder-embedded-qwen": data["folder-embedded-qwen"]})
 
 
 def test_the_front_page_shows_one_run_and_what_is_missing(data):
@@ -172,34 +164,47 @@ def test_another_machine_is_shown_beside_the_published_figures(data, tmp_path, m
     others = list(pages.read_results(tmp_path / "machines").values())
     front = pages.readme(published, others)
     assert "| 1.30x to 2.00x | 200 |" in front and "Ranges: the same on [2 machines](docs/" in front
-    page = pages.measured(data, [], others)
+    page = pages.measured(data, others)
     assert "| method | two cores, today, version 2.0 | one core, later, version 2.0 |" in page
     assert "| `vanilla-sd-auto` | 2.00x, 2.00x | 1.30x, 1.30x |" in page
     others[0]["rows"][1]["decode"] = None  # measured by another definition
     assert "draft sees everything | 2.00x | 200 | - | 2.00x | 1.30x to 2.00x |" in pages.readme(published, others)
-    page = pages.measured(data, [], others)
+    page = pages.measured(data, others)
     assert "| `vanilla-sd-auto` | 2.00x, 2.00x | -, 1.30x |" in page
     assert "| 2.00x | 1.30x to 2.00x | measured, 2 machines |" in page
     others[0]["earlier"] = "before a change"
     assert "Ranges:" not in pages.readme(published, others) and "1.30x" not in pages.readme(published, others)
-    page = pages.measured(data, [], others)
+    page = pages.measured(data, others)
     assert "| one core, later, version 2.0, before a change |" in page and "measured, 2 machines" not in page
-    assert "## Other machines" not in pages.measured(data, [])
+    assert "## Other machines" not in pages.measured(data)
 
 
-def test_the_committed_gains_are_those_of_the_committed_figures():
-    folder = pages.ROOT / "docs" / "research" / "measured"
-    found = pages.read_results(folder)
-    machines = [*pages.read_results(folder / "machines").values()]
-    single = pages.same_code([found["profiles-embedded-qwen"], *machines])
-    page = (folder.parent / "measured.md").read_text(encoding="utf-8")
-    assert gains(single, found["folder-embedded-qwen"]) in page, "python -m research.evidence --pages"
-
-
-def test_the_page_of_the_gpu_is_that_of_the_committed_lines():
-    text = (gpu.FOLDER.parent / "gpu.md").read_text(encoding="utf-8")
-    assert text == gpu.page(), "python -m research.evidence --pages"
+def test_the_committed_page_is_that_of_the_committed_results():
+    found = pages.read_results(MEASURED)
+    machines = [*pages.read_results(MEASURED / "machines").values()]
+    text = MEASURED.with_suffix(".md").read_text(encoding="utf-8")
+    assert text == pages.measured(found, machines), "python -m research.evidence --pages"
     assert sum(path.stat().st_size for path in gpu.FOLDER.iterdir()) < 60_000, "it is carried to GPU machines"
+
+
+def test_every_file_of_results_has_a_page_on_the_site(tmp_path):
+    """``make docs`` writes them; the repository has the results alone."""
+    out = shutil.copytree(MEASURED, tmp_path / "measured", ignore=shutil.ignore_patterns("*.md"))
+    assert main(["--site", "--out", str(out)]) == 0
+    assert {path.stem for path in out.glob("*.md")} == {path.stem for path in out.glob("*.json")}
+    page = (out / "shards.md").read_text(encoding="utf-8")
+    assert page.startswith("# Data sets in shards\n") and "| shards | clips | seconds |" in page
+    assert (out / "gpu.md").read_text(encoding="utf-8").startswith("# On a GPU\n")
+    tracked = subprocess.run(["git", "ls-files", str(MEASURED)], cwd=pages.ROOT, capture_output=True, text=True)
+    assert not re.findall(r".*\.md$", tracked.stdout, re.MULTILINE)
+
+
+def test_results_are_written_for_people_too():
+    """As the repository shows the file: every line of output is a line."""
+    results = json.loads((MEASURED / "shards.json").read_text(encoding="utf-8"))
+    text = pages.dump({**results, "rows": [{"name": "ar"}, {"name": "x"}]})
+    assert '  "| 5 | 500 |' in text and '\n{"name":"ar"},\n{"name":"x"}\n]' in text
+    assert json.loads(text) == {**results, "rows": [{"name": "ar"}, {"name": "x"}]}
 
 
 def test_the_speed_model_gives_the_rounds_that_were_measured():
@@ -224,10 +229,10 @@ def test_parts_install_only_the_peers_that_their_commands_name(tmp_path, monkeyp
     monkeypatch.setattr(evidence, "ROOT", tmp_path)
     monkeypatch.setattr(evidence, "draw", lambda *_: [])
     by_name = {part.name: part for part in PARTS}
-    with evidence._places(tmp_path / "work", [by_name["layouts"]], smoke=False) as (places, _):
-        assert set(places) == {"work", "docs"} and not run
-    with evidence._places(tmp_path / "work", [by_name["folder-embedded"]], smoke=False):
-        assert [command[-1] for command in run if command[0] == "make"] == ["PEERS=vllm"]
+    places, _ = evidence._places(tmp_path / "work", [by_name["layouts"]], smoke=False)
+    assert set(places) == {"work", "docs"} and not run
+    evidence._places(tmp_path / "work", [by_name["folder-embedded"]], smoke=False)
+    assert [command[-1] for command in run if command[0] == "make"] == ["PEERS=vllm"]
 
 
 def test_keep_needs_quick(capsys):

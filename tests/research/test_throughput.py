@@ -7,7 +7,6 @@ from contextlib import contextmanager
 import pytest
 
 from research.peers import throughput
-from research.peers.earlier import earlier_command
 
 
 def test_throughput(command, monkeypatch, tmp_path):
@@ -54,7 +53,6 @@ def test_throughput(command, monkeypatch, tmp_path):
         (("throughput", "a.mp4", "--peer", "openvino=python"), "must be one of generate-batched, vllm=PYTHON"),
         (("throughput", "a.mp4", "--json", "no/x.json"), "--json no/x.json: there is no folder no"),
         (("throughput", "a.mp4", "--profiles", "ar", "--draft", "x"), "--draft needs --target"),
-        (("throughput", "a.mp4", "--earlier", "."), "--earlier .: has none of research/peers/profile_worker.py"),
         (("peers", "--peer", "vllm"), "--peer vllm: must be one of openvino=PYTHON, openvino-int8-cache"),
         (("peers", "--peer", "vllm=no/python"), "--peer vllm=no/python: no/python cannot be run"),
         (("peers", *2 * ("--peer", f"vllm={sys.executable}")), "--peer names vllm twice"),
@@ -73,14 +71,3 @@ def test_bad_input_ends_in_one_line(command, args, complaint, tmp_path, monkeypa
     ran = command(*args)
     assert ran.code in (1, 2, 3) and ran.out == ""
     assert ran.err.startswith("error: ") and complaint in ran.err and ran.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("module", ["research/peers/profile_worker.py", "vidspec/batch/timed.py"])
-def test_a_profile_of_an_earlier_checkout_gets_this_ones_weights(module, tmp_path):
-    (tmp_path / module).parent.mkdir(parents=True)
-    (tmp_path / module).touch()
-    words, env = earlier_command(tmp_path, "ar", throughput.Throughput([], ["ar"], threads=1))
-    about = json.loads(words[-1])
-    assert module.removesuffix(".py").replace("/", ".") in words and about["label"] == "ar"
-    assert "models.pair" not in about["overrides"] and about["overrides"]["models.draft"].endswith("draft")
-    assert env == {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}

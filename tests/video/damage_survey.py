@@ -1,6 +1,6 @@
 """Damages small videos in many ways and counts what reading them gives: an error, the very frames, or others.
 
-``python -m tests.video.damage_survey --files 600 --seed 0`` prints the tables of docs/research/measured/damage.md;
+``python -m tests.video.damage_survey --files 600 --seed 0`` prints the tables of docs/research/measured/damage.json;
 ``--sound`` counts sound files instead, of the kinds of ``sound_kinds``, and those of them that are refused. Every
 damaged file is read in a process of its own, so that one that brings the reader down is counted and not the end.
 """

@@ -1,7 +1,7 @@
 """Decodes the packets of a video stream to pictures with PyAV, and finds damage. Seeks nothing and skips to no frame.
 
 Nothing is concealed: the decoder fails on damage, and pictures that depend on damaged data are not delivered. Changed
-bits that leave a valid stream cannot be detected: no codec here has checksums (docs/research/measured/damage.md).
+bits that leave a valid stream cannot be detected: no codec here has checksums (docs/research/measured/damage.json).
 """
 
 from __future__ import annotations

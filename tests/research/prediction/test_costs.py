@@ -97,7 +97,7 @@ def test_weights_of_few_bits_are_as_fast_as_their_kernels():
     assert eight.pass_seconds(SHEETS["h200"], 1, 1, 0) == pytest.approx(1e9 / 2.4e12)
 
 
-#: On an H100, 7B after 2,000 entries (docs/research/measured/gpu.md): draft, clips, acceptance, window, ms of a round.
+#: On an H100, 7B after 2,000 entries (docs/research/measured/gpu): draft, clips, acceptance, window, ms of a round.
 MEASURED = [
     (None, 1, 0.0, 0, 6.39),
     (None, 16, 0.0, 0, 7.63),

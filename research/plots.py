@@ -14,13 +14,13 @@ from typing import Annotated, Any
 
 import typer
 
-from research.commands import run
+from research.commands import PICTURE, run
 from research.results.rows import read_bench
 from vidspec.bench.rows import BenchRow
 from vidspec.cli.printed import print_note
 from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import Caption
-from vidspec.files import PICTURE, check_output
+from vidspec.files import check_output
 
 __all__ = ["check", "check_drawing", "draw", "main"]
 

@@ -20,11 +20,11 @@ import typer
 
 from research import speed
 from research.commands import TableFormat, parse_counts, run
+from research.process_memory import PeakMemory
 from research.random_init import random_model
 from vidspec.bench import bandwidth
 from vidspec.bench.loaded import ModelSource
 from vidspec.bench.machine import machine
-from vidspec.bench.memory import PeakMemory
 from vidspec.bench.passes import ALPHAS, MAX_ROWS, TimedPasses, measure_passes, prefill_pruned
 from vidspec.bench.tables import table
 from vidspec.bench.turns import measure_in_turns, time_call

@@ -5,17 +5,18 @@ A what-if is answered by formula, simulation and a timeline; a batch by tokens/s
 
 from __future__ import annotations
 
+import csv
 import sys
 from collections.abc import Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
 from research.commands import run
 from research.prediction.constants import DECODE_USE
 from vidspec.bench import tables
-from vidspec.cli.printed import TableFormat, print_csv, print_json
+from vidspec.cli.printed import print_json
 from vidspec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from research.replay.whatif import Estimate
 
 __all__ = ["main"]
+
+TableFormat: TypeAlias = Literal["text", "json", "csv", "markdown"]
 
 TABLE_COLUMNS = ("method", "models", "benchmark", "predicted", "claimed", "deviation", "formula", "assumed")
 WHATIF_COLUMNS = ("method", "gamma", "predicted", "formula", "end_to_end", "tokens_per_pass")
@@ -248,12 +251,16 @@ def _many_clips(batch: str, device: str, pair: str, visual: str, assumed: Assume
     _print_table("Many clips at once: plain decoding, and speculation beside it", BATCH_COLUMNS, rows, said, form)
 
 
+def _print_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    csv.writer(sys.stdout, lineterminator="\n").writerows([header, *rows])
+
+
 def _print_data(form: TableFormat, rows: list[dict[str, Any]], notes: list[str], **about: Any) -> bool:
     """Print JSON or CSV; return False for formats for people."""
     if form == "json":
         print_json({**about, "rows": rows, "notes": notes})
     elif form == "csv":
-        print_csv(list(rows[0]), [list(row.values()) for row in rows])
+        _print_csv(list(rows[0]), [list(row.values()) for row in rows])
     return form in ("json", "csv")
 
 

@@ -19,7 +19,6 @@ from vidspec.errors import OutputError, UsageError
 
 __all__ = [
     "LFS_HINT",
-    "PICTURE",
     "FileKind",
     "FileLock",
     "NamedPath",
@@ -60,10 +59,6 @@ class FileKind(NamedTuple):
 
     name: str
     mark: bytes
-
-
-#: PNG and SVG that name vidspec as the software or the creator, or in a comment.
-PICTURE = FileKind("picture drawn by vidspec", rb"tEXtSoftware\0vidspec|<dc:title>vidspec</dc:title>|<!-- vidspec ")
 
 
 def encode_line(line: str) -> bytes:

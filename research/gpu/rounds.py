@@ -22,12 +22,12 @@ from torch.profiler import ProfilerActivity, profile
 from research.gpu.generation import Generated, measure_generate
 from research.gpu.results import Results, without_kind
 from research.gpu.sizes import bytes_needed, gib, release
+from research.process_memory import PeakMemory
 from research.random_clips import begin_clip
 from research.random_decoder import Language, behind, engine_of, language
 from research.random_heads import RandomHead, random_block_head, random_eagle3
 from research.sizes import SIZES
 from vidspec.acceptance.base import AcceptanceRule, Verdict
-from vidspec.bench.memory import PeakMemory
 from vidspec.bench.tables import table
 from vidspec.decoding.loop import Loop
 from vidspec.decoding.sequence import Sequence as Clip

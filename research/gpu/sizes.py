@@ -20,12 +20,12 @@ import numpy as np
 import torch
 
 from research.gpu.results import Results, without_kind
+from research.process_memory import PeakMemory
 from research.random_decoder import Language, behind, engine_of, language, rolled_back
 from research.random_init import random_model
 from research.scale import TEXT
 from research.sizes import SIZES, Size, Tower
 from vidspec.bench import bandwidth
-from vidspec.bench.memory import PeakMemory
 from vidspec.bench.tables import table
 from vidspec.bench.turns import time_call
 from vidspec.engine.block_kernels import triton_absence

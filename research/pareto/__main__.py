@@ -123,7 +123,8 @@ def command(
 def _picture(file: Path, kind: str, clips: Sequence[str]) -> Path:
     """Check early that a picture can be written to ``file``."""
     from research import plots
-    from vidspec.files import PICTURE, check_output
+    from research.commands import PICTURE
+    from vidspec.files import check_output
 
     plots.check_drawing(f"--{kind}")
     if file.suffix != f".{kind}":

@@ -7,7 +7,7 @@ import threading
 import time
 from pathlib import Path
 
-from vidspec.bench.memory import resident
+from research.process_memory import resident
 
 __all__ = ["MemorySampler", "process_tree"]
 

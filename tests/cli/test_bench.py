@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 
 # Before the captioner gives way to one without models.
@@ -69,16 +67,6 @@ def test_keys_of_all_profiles(vidspec, measured):
         "draft.gamma": "4",
     }
     assert vidspec("bench").code == 0 and measured[1].overrides == {}
-
-
-def test_figures_as_csv(vidspec, measured):
-    for _ in range(2):  # its own file is replaced
-        assert vidspec("bench", "--csv", "table.csv").code == 0
-    assert Path("table.csv").read_text().startswith("method,same_tokens,clips,tau,")
-    Path("mine.csv").write_text("a,b")
-    assert "exists already, and is not a CSV" in vidspec("bench", "--csv", "mine.csv").err
-    assert "is the same file as --json" in vidspec("bench", "--json", "x", "--csv", "x").err
-    assert len(measured) == 2
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,6 @@ def real_traces(isolated, monkeypatch):
         (("ask", "good.mp4"), "--report", "file.html", "page of vidspec"),
         (("report", "run.jsonl"), "--output", "file.html", "page of vidspec"),
         (("bench", "good.mp4"), "--json", "file.json", "file of results of `vidspec bench`"),
-        (("profile", "good.mp4"), "--svg", "file.svg", "picture drawn by vidspec"),
         (("merge", "run.jsonl"), "--output", "file.jsonl", "file of records of vidspec"),
         (("merge", "run.jsonl", "--format", "csv"), "--output", "file.csv", "table of vidspec"),
         (("merge", "run.jsonl", "--format", "text"), "--output", "file.txt", "file without content"),

@@ -88,14 +88,14 @@ video: {frames: 8}
 def test_the_rest_of_a_config_stays(vidspec, config):
     config.parent.mkdir(parents=True)
     config.write_text(BEFORE)
+    rest = {"profile": "vanilla-sd", "video": {"frames": 8}}
     assert vidspec("models", "use", TARGET).code == 0
     text = config.read_text()
-    assert yaml.safe_load(text)["models"] == {"dtype": "bfloat16", "target": TARGET}
-    assert text.startswith("# mine\nprofile: vanilla-sd\nmodels: ")
-    assert text.endswith("\n\n# of video\nvideo: {frames: 8}\n")
+    assert yaml.safe_load(text) == {**rest, "models": {"dtype": "bfloat16", "target": TARGET}}
+    assert config.with_name("config.yaml~").read_text() == BEFORE  # its comments
     assert vidspec("models", "use", "--none").code == 0
-    rest = {"profile": "vanilla-sd", "models": {"dtype": "bfloat16"}, "video": {"frames": 8}}
-    assert yaml.safe_load(config.read_text()) == rest
+    assert yaml.safe_load(config.read_text()) == {**rest, "models": {"dtype": "bfloat16"}}
+    assert [path.name for path in config.parent.glob("*~*")] == ["config.yaml~"]
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,6 @@ def test_what_is_asked_is_measured(vidspec, asked):
         (("no.mp4", "--set", "frames"), "--set frames: must be KEY=VALUE"),
         (("no.mp4", "--set", "models.pair=embedded"), "--set models.pair: all profiles share the models"),
         (("no.mp4", "--profiles", ","), "--profiles names no profile"),
-        (("no.mp4", "--svg", "nowhere/p.svg"), "--svg nowhere/p.svg: there is no folder nowhere"),
         (("no.mp4", "--format", "xml"), "--format"),
     ],
 )

@@ -1,29 +1,25 @@
-"""Tables of the ``vidspec profile`` report: drawn by Rich, as Markdown, as CSV rows, as an SVG picture."""
+"""Tables of the ``vidspec profile`` report: drawn by Rich, as Markdown, as rows for pipes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from typing import TypeVar
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vidspec.bench.arithmetic import WorkRate
 from vidspec.bench.breakdown import OTHER
 from vidspec.bench.passes import MAX_ROWS
 from vidspec.bench.profiled import ProfileBreakdown, ProfileReport
 from vidspec.bench.tables import aligned, bullets, cell, facts_line, table
 from vidspec.events.trace import KINDS
 
-__all__ = ["CSV_COLUMNS", "csv_rows", "markdown", "render_terminal", "svg"]
+__all__ = ["markdown", "render_terminal", "time_rows"]
 
-CSV_COLUMNS = ("profile", "part", "seconds")
 #: Rows n of T_p(n) in the tables; JSON has all.
 ROWS_SHOWN = (1, 2, 4, 6, 8, 16, MAX_ROWS)
 BAR = 12
-_MIB = 2**20
 K = TypeVar("K", int, float)
 
 
@@ -41,11 +37,8 @@ def _sheets(report: ProfileReport) -> Iterator[_Table]:
     yield _time_table(report.runs)
     if beside := [one for one in report.runs if one.breakdown.overlap > 0]:
         yield _worker_table(beside)
-    yield _memory_table(report.runs)
     if timed := [one for one in report.runs if one.passes]:
         yield _pass_table(timed)
-    if report.rates:
-        yield _rate_table(report.rates)
 
 
 def _time_table(runs: Sequence[ProfileBreakdown]) -> _Table:
@@ -55,7 +48,6 @@ def _time_table(runs: Sequence[ProfileBreakdown]) -> _Table:
     rows.append(("wall clock", *(_ms(one.wall) for one in clocks)))
     rows.append(("tokens", *(str(one.tokens) for one in runs)))
     rows.append(("tokens/s", *(cell(one.tokens_per_s, ".1f") for one in runs)))
-    rows.append(("of bandwidth limit", *(cell(one.limit_share, ".0%") for one in runs)))
     shares = [(None, *(one.parts[kind] / one.wall if kind in one.parts else None for one in clocks)) for kind in kinds]
     title = "Time by kind of work, ms and share of the wall clock"
     return _Table(title, ("part", *(one.profile for one in runs)), rows, shares)
@@ -76,22 +68,6 @@ def _worker_table(runs: Sequence[ProfileBreakdown]) -> _Table:
     return _Table("Workers side by side, ms", ("profile", "worker", "busy", "idle", "at"), rows)
 
 
-def _memory_table(runs: Sequence[ProfileBreakdown]) -> _Table:
-    def sizes(of: Mapping[str, int]) -> str:
-        return ", ".join(f"{name} {size / _MIB:.1f}" for name, size in of.items())
-
-    heads = ("profile", "process", "weights loaded", "KV", "activations", "without models", "peak")
-    rows = [
-        (
-            *(one.profile, " + ".join(part.workers), sizes(part.weights), sizes(part.kv)),
-            *(_mib(part.activations), _mib(part.base), f"{_mib(part.peak)} ({part.what})"),
-        )
-        for one in runs
-        for part in one.memory
-    ]
-    return _Table("Peak memory of each process, MiB", heads, rows)
-
-
 def _pass_table(runs: Sequence[ProfileBreakdown]) -> _Table:
     def times(of: Sequence[Mapping[K, float]], key: K) -> list[str]:
         return [_ms(one[key]) if key in one else "-" for one in of]
@@ -108,33 +84,15 @@ def _pass_table(runs: Sequence[ProfileBreakdown]) -> _Table:
     return _Table("Single passes on the clip's own caches, ms", ("pass", *(one.profile for one in runs)), rows)
 
 
-def _rate_table(rates: Sequence[WorkRate]) -> _Table:
-    rows = [
-        (one.work, _ms(one.seconds), f"{one.operations / 1e9:.2f}", f"{one.rate / 1e9:.0f}", f"{one.share:.0%}")
-        for one in rates
-    ]
-    heads = ("work", "ms", "GFLOP", "GFLOP/s", "of the peak")
-    return _Table("Operations of the target", heads, rows)
-
-
 def _notes(report: ProfileReport) -> list[str]:
     notes = [
         "Parts add up to the wall clock (file opened to last token); other: what no span covers. Each second counts "
         "once, for the innermost work.",
-        "Weights and KV: summed over tensors. Activations: the peak less these and less what the process held without "
-        "models; frames and free allocator memory are among them.",
-        "Limit: copy bandwidth over the bytes of weights and KV a target pass reads; above 100% what is read stays in "
-        "the processor's caches.",
     ]
     if any(one.breakdown.overlap > 0 for one in report.runs):
         notes.insert(1, "Where both workers are at work the time is the target's; the draft's is hidden under it.")
     if any(one.passes for one in report.runs):
         notes.append("T_q depends on how many tokens are kept, not on which: they are evenly spaced here.")
-    if report.rates:
-        notes.append(
-            "Operations: of products, convolutions and attention. Peak: the fastest product of 1024 rows with 1024 x "
-            "1024 weights here, with as many threads."
-        )
     return notes
 
 
@@ -167,7 +125,7 @@ def markdown(report: ProfileReport) -> str:
     return "\n\n".join([*sheets, f"{facts_line(report.machine)}\n{bullets(_notes(report))}"])
 
 
-def csv_rows(report: ProfileReport) -> list[tuple[str, str, float]]:
+def time_rows(report: ProfileReport) -> list[tuple[str, str, float]]:
     """Return (profile, part, seconds), with the wall clock as the part ``wall``."""
     return [
         (one.profile, part, seconds)
@@ -176,20 +134,9 @@ def csv_rows(report: ProfileReport) -> list[tuple[str, str, float]]:
     ]
 
 
-def svg(report: ProfileReport, width: int = 132) -> str:
-    """Return the drawn tables as an SVG picture, ``width`` columns wide."""
-    console = Console(record=True, file=StringIO(), width=width, force_terminal=True, legacy_windows=False)
-    console.print(render_terminal(report, width))
-    return "<!-- vidspec profile -->\n" + console.export_svg(title="vidspec profile")
-
-
 def _ms(seconds: float) -> str:
     return f"{seconds * 1000:.1f}" if seconds < 10 else f"{seconds * 1000:.0f}"
 
 
 def _share(seconds: float | None, wall: float) -> str:
     return "-" if seconds is None else f"{_ms(seconds)} {seconds / wall:.1%}"
-
-
-def _mib(size: int | None) -> str:
-    return "?" if size is None else f"{size / _MIB:.1f}"

@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from vidspec.bench import bandwidth
-from vidspec.bench.arithmetic import WorkRate, measure_rates
 from vidspec.bench.breakdown import Breakdown, breakdown
 from vidspec.bench.loaded import LoadedModels, ModelSource, require_files
 from vidspec.bench.machine import machine
-from vidspec.bench.memory import MemoryUse, PeakMemory, resident
 from vidspec.bench.passes import ALPHAS, TimedPasses, measure_passes, prefill_pruned
 from vidspec.bench.turns import measure_in_turns
 from vidspec.captioner import Captioner
 from vidspec.config.profiles import Profile
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import run_to_completion
-from vidspec.events.events import Finished, Prefilled
+from vidspec.events.events import Finished
 from vidspec.events.record import Caption
 from vidspec.events.trace import Trace
 from vidspec.models.request import CaptionRequest
 
 __all__ = ["ProfileBreakdown", "ProfileReport", "profile_clip"]
-
-
-@dataclass(frozen=True)
-class ProfiledRun:
-    """One run: its record, text tokens of the prompt, and the peaks of this process and of the draft's."""
-
-    record: Caption
-    text: int
-    peaks: tuple[int | None, int | None]
 
 
 @dataclass(frozen=True)
@@ -47,9 +35,6 @@ class ProfileBreakdown:
         breakdown: time by kind of work.
         tokens: emitted.
         tokens_per_s: decode rate; None for a text of one token.
-        limit_share: target passes per second over those that the measured copy bandwidth allows for weights and KV.
-            Above 1 if the weights stay in the processor's caches.
-        memory: one entry per process.
         passes: T_p and T_q of its target and draft; None if they were not measured.
         alpha: share of visual tokens hidden from the draft by the profile.
         c: T_p(1) / T_q(alpha); None without passes or draft.
@@ -61,8 +46,6 @@ class ProfileBreakdown:
     breakdown: Breakdown
     tokens: int
     tokens_per_s: float | None
-    limit_share: float | None
-    memory: tuple[MemoryUse, ...]
     alpha: float
     walls: tuple[float, ...]
     passes: TimedPasses | None = None
@@ -82,8 +65,6 @@ class ProfileBreakdown:
             "walls": list(self.walls),
             "tokens": self.tokens,
             "tokens_per_s": self.tokens_per_s,
-            "limit_share": self.limit_share,
-            "memory": [{**asdict(part), "activations": part.activations} for part in self.memory],
             "alpha": self.alpha,
             "passes": None
             if self.passes is None
@@ -99,18 +80,15 @@ class ProfileBreakdown:
 
 @dataclass(frozen=True)
 class ProfileReport:
-    """All profiles on a clip, facts about the machine, and the target's rates, empty if passes were not measured."""
+    """All profiles on a clip, and facts about the machine."""
 
     clip: str
     machine: dict[str, object]
     runs: tuple[ProfileBreakdown, ...]
-    rates: tuple[WorkRate, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         """Return JSON values."""
-        rates = [{**asdict(one), "share": one.share} for one in self.rates]
-        runs = [one.to_dict() for one in self.runs]
-        return {"clip": self.clip, "machine": self.machine, "runs": runs, "rates": rates}
+        return {"clip": self.clip, "machine": self.machine, "runs": [one.to_dict() for one in self.runs]}
 
 
 def profile_clip(
@@ -142,122 +120,45 @@ def profile_clip(
     require_files([Path(clip)])
     if threads:
         torch.set_num_threads(threads)
-    before = resident() or 0
     loaded = LoadedModels(source)
     try:
         captioners = {name: loaded.captioner(name, overrides) for name in names}
-        loaded_draft = {name: _draft_memory(captioner) for name, captioner in captioners.items()}
         contenders = {name: partial(_run_once, one) for name, one in captioners.items()}
         found = measure_in_turns(contenders, [str(clip)], repeats, say=say)
-        speed = bandwidth.copy_bandwidth(loaded.where.device)
         times: dict[bool, TimedPasses] = {}
         runs = []
         for name, captioner in captioners.items():
-            one = _breakdown_of(name, captioner, loaded, found[name][str(clip)], speed, (before, loaded_draft[name]))
+            one = _breakdown_of(name, captioner, found[name][str(clip)])
             if passes:
                 one = _add_pass_costs(one, captioner, loaded, clip, times, say)
             runs.append(one)
-        rates = _measure_rates(captioners[names[0]], clip, say) if passes else ()
-        facts = machine(loaded.where.device) | {"copy_GB_per_s": round(speed / 1e9, 2)}
-        return ProfileReport(str(clip), facts, tuple(runs), rates)
+        return ProfileReport(str(clip), machine(loaded.where.device), tuple(runs))
     finally:
         loaded.close()
 
 
-def _measure_rates(captioner: Captioner, path: str | Path, say: Callable[[str], None]) -> tuple[WorkRate, ...]:
-    """Return the target's rates on a clip as a profile shows it."""
-    say("operations per second")
-    engine, wanted = captioner.client.setup.target, captioner.client.profile.generate
-    pixels = engine.model.preprocess(captioner.client.inputs.read(path))
-    return measure_rates(engine, pixels, engine.model.prefix(engine.model.encode(pixels), wanted.prompt, wanted.system))
+def _run_once(captioner: Captioner, clip: str) -> Caption:
+    """Caption a clip; the previous caption is not reused as a draft."""
+    captioner.client.setup.forget()
+    return next(event.caption for event in captioner.stream(clip) if isinstance(event, Finished))
 
 
-def _draft_memory(captioner: Captioner) -> int:
-    """Return the resident memory of the draft's process with its model loaded, before any run; 0 without one."""
-    slot = captioner.client.setup.slot
-    return (resident(slot.ready().process.pid) or 0) if slot is not None else 0
-
-
-def _run_once(captioner: Captioner, clip: str) -> ProfiledRun:
-    setup = captioner.client.setup
-    setup.forget()  # the previous caption would be reused as a draft
-    process = setup.slot.process if setup.slot else None
-    device = setup.target.model.device
-    peaks = [PeakMemory(device)]
-    if process is not None:
-        peaks.append(PeakMemory(device, process.process.pid))
-    for one in peaks:
-        one.reset()
-    text, record = 0, None
-    for event in captioner.stream(clip):
-        if isinstance(event, Prefilled):
-            text = event.prompt_tokens - event.visual_tokens
-        elif isinstance(event, Finished):
-            record = event.caption
-    if record is None:
-        raise AssertionError("a stream ends with Finished")
-    read = [one.read() for one in peaks]
-    return ProfiledRun(record, text, (read[0], read[1] if len(read) > 1 else None))
-
-
-def _breakdown_of(
-    name: str,
-    captioner: Captioner,
-    loaded: LoadedModels,
-    measured: Sequence[ProfiledRun],
-    speed: float,
-    base: tuple[int, int],
-) -> ProfileBreakdown:
-    ordered = sorted(measured, key=lambda one: one.record.timings["end_to_end"])
-    chosen = ordered[(len(ordered) - 1) // 2]
-    record, profile = chosen.record, captioner.client.profile
-    rate, length = record.speed.get("tokens_per_s"), record.lengths.get("tokens_per_target_pass")
-    context = record.counters["visual_tokens"] + chosen.text + len(record.token_ids) / 2
-    share = rate / (length or 1.0) * bandwidth.pass_bytes(loaded.target, context) / speed if rate else None
+def _breakdown_of(name: str, captioner: Captioner, measured: Sequence[Caption]) -> ProfileBreakdown:
+    ordered = sorted(measured, key=lambda one: one.timings["end_to_end"])
+    record, profile = ordered[(len(ordered) - 1) // 2], captioner.client.profile
     return ProfileBreakdown(
         profile=name,
         breakdown=breakdown(record.trace.spans if record.trace else (), record.timings["end_to_end"]),
         tokens=len(record.token_ids),
-        tokens_per_s=rate,
-        limit_share=share,
-        memory=_memory(captioner, loaded, chosen, base),
+        tokens_per_s=record.speed.get("tokens_per_s"),
         alpha=profile.prune.alpha if profile.prune.method != "none" else 0.0,
-        walls=tuple(one.record.timings["end_to_end"] for one in measured),
+        walls=tuple(one.timings["end_to_end"] for one in measured),
     )
 
 
 def _has_draft_passes(profile: Profile) -> bool:
     """Return True if a model drafts, with the target's own weights or others."""
     return profile.drafts_with_a_model or profile.drafts_with_the_target
-
-
-def _memory(
-    captioner: Captioner, loaded: LoadedModels, once: ProfiledRun, base: tuple[int, int]
-) -> tuple[MemoryUse, ...]:
-    """Return the memory use by process.
-
-    Weights of all models loaded in a process count as its own, even if this profile does not use them.
-    """
-    setup = captioner.client.setup
-    counters, room = once.record.counters, setup.room + once.text
-    target, draft = loaded.target, loaded.draft
-    what = PeakMemory(target.device).what
-    weights = {"target": bandwidth.model_weight_bytes(target)}
-    if draft is not None:
-        weights["draft"] = bandwidth.model_weight_bytes(draft)
-    kv = {"target": bandwidth.kv_bytes(target) * (counters["visual_tokens"] + room)}
-    drafts = _has_draft_passes(setup.profile)
-    drafting = draft if setup.profile.drafts_with_a_model and draft is not None else target
-    own = bandwidth.kv_bytes(drafting) * (counters["visual_tokens_kept"] + room)
-    before = base[0] if what == "resident" else 0
-    if setup.slot is None:
-        workers = ("target", "draft") if drafts else ("target",)
-        return (MemoryUse(workers, weights, kv | ({"draft": own} if drafts else {}), once.peaks[0], what, before),)
-    own_weights = {"draft": bandwidth.model_weight_bytes(drafting)}
-    return (
-        MemoryUse(("target",), weights, kv, once.peaks[0], what, before),
-        MemoryUse(("draft",), own_weights, {"draft": own}, once.peaks[1], what, max(0, base[1] - own_weights["draft"])),
-    )
 
 
 def _add_pass_costs(

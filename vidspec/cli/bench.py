@@ -62,9 +62,6 @@ class BenchOptions:
     video: Annotated[Mapping[str, object], KeyNames(("frames",))] = field(default_factory=dict)
     generate: Annotated[Mapping[str, object], KeyNames(("max_new_tokens", "seed"))] = field(default_factory=dict)
     settings: SetOption = None
-    csv: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the figures of the table as CSV, a row per method.")
-    ] = None
 
     def overrides(self) -> dict[str, object]:
         """Return the keys that the options set in all profiles, by dotted key.
@@ -129,9 +126,7 @@ def run_bench(
     Raises:
         VidspecError: options exclude each other, or the bench fails.
     """
-    from vidspec.bench import exports
     from vidspec.bench.measure import Bench
-    from vidspec.files import behind_link, write_whole
 
     overrides, turns = options.overrides(), tuple(options.turn or ())
     _check_files(options, list(map(str, clips)))
@@ -151,21 +146,14 @@ def run_bench(
     outcome = measure(asked, print_note)
     print_markdown(outcome.table)
     print_facts(outcome.machine)
-    if options.csv is not None:
-        write_whole(behind_link(options.csv), exports.csv_table(outcome.rows))
     return outcome
 
 
 def _check_files(options: BenchOptions, clips: Sequence[str]) -> None:
-    """Check, before any model is loaded, that the files of a bench can be written."""
-    from vidspec.bench.exports import CSV
+    """Check, before any model is loaded, that the file of a bench can be written."""
     from vidspec.bench.results import check_results
-    from vidspec.files import check_distinct, check_output
 
     if options.json is not None:
         check_results(options.json, clips, overwrite=options.overwrite)
     elif options.overwrite:
         raise UsageError("--overwrite needs --json", hint="--json FILE --overwrite")
-    if options.csv is not None:
-        check_output(options.csv, clips, "--csv", CSV)
-    check_distinct((f"--{name}", getattr(options, name)) for name in ("json", "csv"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import errno
 import io
 import json
@@ -10,10 +9,10 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import RLock
-from typing import TYPE_CHECKING, Literal, TextIO, TypeAlias, cast
+from typing import TYPE_CHECKING, TextIO, cast
 
 from vidspec.escaping import json_text, one_line
 from vidspec.events.wrapping import terminal_columns, wrap_text
@@ -26,11 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FULL",
-    "TableFormat",
     "complete_streams",
     "events_on_stderr",
     "facts_table",
-    "print_csv",
     "print_error",
     "print_event",
     "print_facts",
@@ -40,9 +37,6 @@ __all__ = [
     "print_rows",
     "printed_log",
 ]
-
-#: Format of a report.
-TableFormat: TypeAlias = Literal["text", "json", "csv", "markdown"]
 
 #: Errors of a disk without room.
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -163,10 +157,6 @@ class _NoteHandler(logging.Handler):
 
 def print_json(content: object) -> None:
     print(json.dumps(content, ensure_ascii=False, indent=2))
-
-
-def print_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    csv.writer(sys.stdout, lineterminator="\n").writerows([header, *rows])
 
 
 def print_rows(rows: Iterable[Iterable[object]]) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from vidspec.cli.options import ModelOptions, flatten_options
-from vidspec.cli.printed import TableFormat, print_csv, print_json, print_note, print_rows
+from vidspec.cli.printed import print_json, print_note, print_rows
 
 if TYPE_CHECKING:
     from vidspec.bench.profiled import ProfileReport
@@ -34,11 +34,11 @@ def profile(
     repeats: Annotated[int, typer.Option(min=1, help="Runs of every profile; the median run is shown.")] = 3,
     no_passes: Annotated[bool, typer.Option("--no-passes", help="Do not time single passes.")] = False,
     form: Annotated[
-        TableFormat, typer.Option("--format", help="json: everything; csv: parts in seconds; text, markdown: tables.")
+        Literal["text", "json", "markdown"],
+        typer.Option("--format", help="json: everything; text, markdown: tables; in a pipe parts in seconds."),
     ] = "text",
-    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the tables as SVG.")] = None,
 ) -> None:
-    """Break down the time and memory of a clip, for one profile or several side by side.
+    """Break down the time of a clip, for one profile or several side by side.
 
     The parts add up to the wall time; work that the parallel schedule overlaps is shown per worker. It also times
     single passes on the clip's own caches: T_p(n), T_q(alpha), their ratio c and the draft window that they recommend.
@@ -48,10 +48,6 @@ def profile(
     from vidspec.cli.typed_settings import parse_measured_settings
 
     overrides = parse_measured_settings(settings, "video.frames=16")
-    if svg is not None:
-        from vidspec.files import PICTURE, check_output
-
-        check_output(svg, [str(clip)], "--svg", PICTURE)
     from vidspec.bench.loaded import profile_labels
     from vidspec.bench.profiled import profile_clip
 
@@ -65,15 +61,10 @@ def profile(
         threads=models.threads,
         say=print_note,
     )
-    if svg is not None:
-        from vidspec.bench import profile_view
-        from vidspec.files import behind_link, write_whole
-
-        write_whole(behind_link(svg), profile_view.svg(report))
     _print(report, form)
 
 
-def _print(report: ProfileReport, form: TableFormat) -> None:
+def _print(report: ProfileReport, form: str) -> None:
     from rich.console import Console
 
     from vidspec.bench import profile_view
@@ -83,10 +74,8 @@ def _print(report: ProfileReport, form: TableFormat) -> None:
         print_json(report.to_dict())
     elif form == "markdown":
         print(profile_view.markdown(report))
-    elif form == "csv":
-        print_csv(profile_view.CSV_COLUMNS, profile_view.csv_rows(report))
     elif console.is_terminal:
         ascii_only = not console.encoding.lower().startswith("utf")
         console.print(profile_view.render_terminal(report, console.width, ascii_only=ascii_only))
     else:
-        print_rows(profile_view.csv_rows(report))
+        print_rows(profile_view.time_rows(report))

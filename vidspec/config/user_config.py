@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING
 from vidspec.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
-    import yaml
-
     from vidspec.config.schema import Profile
 
 __all__ = [
@@ -142,7 +140,7 @@ def with_models(defaults: UserConfig, chosen: Mapping[str, str]) -> UserConfig:
 
 
 def write_models(path: Path, chosen: Mapping[str, str]) -> None:
-    """Write a choice of models into a config, which need not exist. Text outside the section ``models`` is kept.
+    """Write a choice of models into a config, which need not exist; one with comments is kept as ``FILE~``.
 
     Args:
         path: of the config, which :func:`read_config` reads.
@@ -153,50 +151,26 @@ def write_models(path: Path, chosen: Mapping[str, str]) -> None:
     """
     import yaml
 
-    from vidspec.files import behind_link, write_whole
+    from vidspec.files import behind_link, copy_to_backup, write_whole
 
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     data = yaml.safe_load(text) or {}
     models = {key: value for key, value in (data.get("models") or {}).items() if key not in CHOICE} | dict(chosen)
     expected = {key: value for key, value in data.items() if key != "models"} | ({"models": models} if models else {})
-    section = _dump({"models": models}) if models else ""
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    written = f"{text.rstrip()}\n{section}".lstrip("\n")
-    for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
-        if key.value == "models":
-            written = (
-                text[: key.start_mark.index] + section + text[_end_index(value) :].removeprefix("" if models else "\n")
-            )
-    if not _parses_to(written, expected):  # for one, braces around the whole file
-        written = _dump(expected) if expected else ""
+    written = _dump(expected) + "\n" if expected else ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"{path.parent}: cannot be made: {error.strerror or error}") from None
-    write_whole(behind_link(path), written.rstrip() + "\n" if written.strip() else "")
+    if "#" in text:
+        copy_to_backup(path)
+    write_whole(behind_link(path), written)
 
 
 def _dump(data: object) -> str:
     import yaml
 
     return yaml.safe_dump(data, default_flow_style=None, sort_keys=False, allow_unicode=True, width=1 << 20).rstrip()
-
-
-def _parses_to(text: str, data: Mapping[str, object]) -> bool:
-    import yaml
-
-    try:
-        return (yaml.safe_load(text) or {}) == data
-    except yaml.YAMLError:
-        return False
-
-
-def _end_index(node: yaml.Node) -> int:
-    """Return the end of a node's text. PyYAML's end of a block includes the comments after it."""
-    if getattr(node, "flow_style", True) or not node.value:
-        return int(node.end_mark.index)
-    last = node.value[-1]
-    return _end_index(last[1] if isinstance(last, tuple) else last)
 
 
 def resolve(

@@ -8,11 +8,12 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.figure import Figure
 
+from research.commands import PICTURE
 from research.pareto.outcome import outcome
 from research.pareto.plot import draw
 from tests.research.pareto.test_pareto import everything, record, results
 from vidspec.errors import OutputError, UsageError
-from vidspec.files import PICTURE, check_output
+from vidspec.files import check_output
 
 pytestmark = pytest.mark.full
 

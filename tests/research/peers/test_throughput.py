@@ -18,7 +18,7 @@ from research.peers.generate_worker import pad_batch
 from research.peers.sampler import MemorySampler, process_tree
 from research.peers.steady import SteadyRate
 from research.peers.throughput import Throughput, markdown, measure, start_contenders
-from vidspec.bench.memory import resident
+from research.process_memory import resident
 from vidspec.config import profiles
 from vidspec.errors import GenerationError, UsageError, VidspecError
 from vidspec.events.record import Caption

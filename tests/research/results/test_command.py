@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from research.judging import ACCEPTED
-from tests.bench.test_exports import METHODS, measured
+from tests.research.results.measured import METHODS, measured
 from vidspec.bench.results import ResultsFile
 from vidspec.bench.rows import bench_rows
 

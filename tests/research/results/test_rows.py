@@ -5,8 +5,7 @@ import re
 from research.compare import is_significant
 from research.results.latex import LATEX, latex_table
 from research.results.rows import markdown, study
-from tests.bench.test_exports import measured
-from tests.research.results.measured import rows_of
+from tests.research.results.measured import measured, rows_of
 from vidspec.bench.rows import bench_rows, turn_label
 
 

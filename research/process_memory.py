@@ -1,46 +1,15 @@
-"""Peak memory of a process, split into weights, KV cache and the rest."""
+"""Peak memory of a process."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-__all__ = ["MemoryUse", "PeakMemory", "resident"]
-
-
-@dataclass(frozen=True)
-class MemoryUse:
-    """Memory of one process in bytes.
-
-    Attributes:
-        workers: ``target``, ``draft``, or both.
-        weights, kv: of each model, summed over its tensors.
-        peak: the process's peak while the clip was captioned; None if it cannot be read.
-        what: ``device`` memory that torch allocated, or ``resident`` memory of the process.
-        base: resident memory without any model: the interpreter and its libraries; 0 on a device.
-    """
-
-    workers: tuple[str, ...]
-    weights: Mapping[str, int]
-    kv: Mapping[str, int]
-    peak: int | None
-    what: str
-    base: int = 0
-
-    @property
-    def activations(self) -> int | None:
-        """The peak less weights, KV and base: activations, frames, and free memory of the allocator.
-
-        Not below 0: weights mapped from a file and never read are not resident.
-        """
-        if self.peak is None:
-            return None
-        return max(0, self.peak - sum(self.weights.values()) - sum(self.kv.values()) - self.base)
+__all__ = ["PeakMemory", "resident"]
 
 
 @dataclass

@@ -11,6 +11,7 @@
 #   make bench [ARGS=...]                                measure profiles
 #   make evidence [ARGS="--again"]                       measure all that the pages say, and write them: hours
 #   make evidence ARGS=--quick                           the README's table here, beside the published one: minutes
+#   make real-text [ARGS="--count 64"]                   a target whose language is a real model's, in .cache/real-text
 #   make docs                                            the site of docs/ and of the measured results, in site/; broken
 #                                                        links are errors
 #   make peers                                           environments with OpenVINO and vLLM for research.peers
@@ -39,7 +40,7 @@ PIP_INSTALL = if $(HAS_GPU); then set --; else set -- -c constraints/cpu.txt; \
 	$(LOOKS_ELSEWHERE) || set -- "$$@" --extra-index-url $(CPU_INDEX); fi; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$@"
 
-.PHONY: caption test test-all test-research test-lowest sweep lint docs bench evidence peers gpu gpu-sizes gpu-rounds gpu-kernels gpu-folder gpu-tests gpu-carry clean
+.PHONY: caption test test-all test-research test-lowest sweep lint docs bench evidence real-text peers gpu gpu-sizes gpu-rounds gpu-kernels gpu-folder gpu-tests gpu-carry clean
 
 caption: $(VENV)/installed
 	@$(BIN)/vidspec caption "$(CLIP)" $(ARGS)
@@ -94,6 +95,9 @@ bench: $(VENV)/installed
 
 evidence: $(VENV)/installed-test
 	@$(BIN)/python -m research.evidence $(ARGS)
+
+real-text: $(VENV)/installed-test
+	@$(BIN)/python -m research.realtext $(ARGS)
 
 peers: $(foreach name,$(PEERS),$(VENV)/peers/$(name)/installed)
 	@echo "python -m research.peers$(foreach name,$(PEERS), --peer $(name)=$(VENV)/peers/$(name)/bin/python)"

@@ -16,7 +16,7 @@ from vidspec.embedded.samples import shipped
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import ProfileError, UsageError
 from vidspec.registry import Registry
-from vidspec.runs.manifests import parse_manifest
+from vidspec.runs.sources.manifests import parse_manifest
 from vidspec.runs.store.journal import parse_record
 
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(

@@ -14,8 +14,8 @@ from tests.runs.shards import tar_of
 from tests.tiers import examples
 from vidspec.errors import VideoError, VidspecError
 from vidspec.runs.allowance import FetchLimits
-from vidspec.runs.containers import ShardFiles, shard_members
 from vidspec.runs.job import Job
+from vidspec.runs.sources.base import ClipOpener, shard_members
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -28,7 +28,7 @@ def read_all(name):
         found = shard_members(Job(name))
     except VidspecError as error:
         return [], [error]
-    files, errors = ShardFiles(FetchLimits(most=1 << 20)), []
+    files, errors = ClipOpener(FetchLimits(most=1 << 20)), []
     try:
         for job in found:
             if job.error is not None:
@@ -36,7 +36,7 @@ def read_all(name):
                 errors.append(job.error)
                 continue
             try:
-                with files.local(job.path, job.source) as file:
+                with files.local(job) as file:
                     if job.source is not None:
                         Path(file).read_bytes()
             except VidspecError as error:
@@ -153,6 +153,6 @@ def test_mutated_parquet_files(base, seed):
 def test_programming_errors_stay(monkeypatch):
     """A bug is no error of a shard."""
     Path("s.tar").write_bytes(GOOD + END)
-    monkeypatch.setattr("vidspec.runs.tar_members.EXTENSIONS", None)
+    monkeypatch.setattr("vidspec.runs.sources.tar.EXTENSIONS", None)
     with pytest.raises(TypeError):
         shard_members(Job("s.tar"))

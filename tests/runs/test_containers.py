@@ -15,19 +15,19 @@ from vidspec.errors import UsageError, VideoError
 from vidspec.runs import stores
 from vidspec.runs.access import Access
 from vidspec.runs.allowance import FetchLimits
-from vidspec.runs.containers import ShardFiles, shard_members
 from vidspec.runs.inputs import expand_shards
 from vidspec.runs.job import Job
 from vidspec.runs.local import caption_locally
+from vidspec.runs.sources.base import ClipOpener, shard_members
 from vidspec.runs.store.records import clip_id
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def content(job):
-    files = ShardFiles()
+    files = ClipOpener()
     try:
-        with files.local(job.path, job.source) as file:
+        with files.local(job) as file:
             return Path(file).read_bytes()
     finally:
         files.close()
@@ -140,7 +140,7 @@ def test_nothing_but_headers_of_a_tar_is_read(monkeypatch):
         with real(name, *how) as file:
             yield Counting(file)
 
-    monkeypatch.setattr("vidspec.runs.tar_members.open_url", counting)
+    monkeypatch.setattr("vidspec.runs.sources.tar.open_url", counting)
     assert len(shard_members(Job("s.tar"))) == 4
     assert sum(read) < 10_000
 
@@ -245,6 +245,34 @@ def test_honest_pages_of_any_size_are_read(monkeypatch):
         assert [content(job) for job in found] == clips and [job.id for job in found] == ["a", "b", "c", "d"]
 
 
+@pytest.mark.parametrize("fields", [(), ("tags",)])
+def test_all_other_columns_without_bytes_are_copied(fields):
+    import datetime
+
+    columns = {
+        "video": [{"bytes": b"one", "path": "a.mp4"}, {"bytes": b"two", "path": "b.mp4"}],
+        "id": ["x", "y"],
+        "tags": ["red, slow", None],
+        "score": [0.5, float("nan")],
+        "boxes": [[{"label": "dog", "at": [1, 2]}], []],
+        "day": [datetime.date(2026, 1, 2)] * 2,
+        "thumb": [b"jpeg", b"jpeg"],
+    }
+    one, two = shard_members(table("v.parquet", columns), "video", fields=fields)
+    day = {"day": "2026-01-02"}
+    assert one.columns == {"tags": "red, slow", "score": 0.5, "boxes": [{"label": "dog", "at": [1, 2]}], **day}
+    assert two.columns == {"boxes": [], **day} and (one.id, two.id) == ("x", "y")
+
+
+def test_a_text_that_is_too_long_is_an_error_only_where_it_is_named(monkeypatch):
+    monkeypatch.setattr("vidspec.runs.sources.parquet.LONGEST_PROMPT", 10)
+    shard = table("v.parquet", {"mp4": [b"x"], "log": ["x" * 11], "words": [["a"] * 11], "tags": ["red"]})
+    (job,) = shard_members(shard)
+    assert job.error is None and job.columns == {"tags": "red"}
+    (job,) = shard_members(shard, fields={"log"})
+    assert "a text of 11 characters" in str(job.error)
+
+
 def test_a_long_text_in_many_rows_is_kept_once():
     """A dictionary's one text may stand in any number of rows."""
     long = "x" * (1 << 18)
@@ -287,11 +315,13 @@ def test_rows_are_read_once_though_threads_overtake_each_other(monkeypatch):
     job = table("v.parquet", {"mp4": [b"%d" % row for row in range(60)]}, row_group_size=7)
     found, opened = shard_members(job), []
     real = stores.open_url
-    monkeypatch.setattr("vidspec.runs.containers.open_url", lambda name, *how: opened.append(name) or real(name, *how))
-    files, got = ShardFiles(), {}
+    monkeypatch.setattr(
+        "vidspec.runs.sources.parquet.open_url", lambda name, *how: opened.append(name) or real(name, *how)
+    )
+    files, got = ClipOpener(), {}
 
     def ask(job):
-        with files.local(job.path, job.source) as file:
+        with files.local(job) as file:
             got[job.path] = Path(file).read_bytes()
 
     for first, second in zip(found[4::2], found[5::2], strict=True):  # not from the beginning, as where a run goes on
@@ -318,11 +348,11 @@ def test_a_row_group_is_not_held_in_memory():
     code = """
 import resource
 from pathlib import Path
-from vidspec.runs.containers import ShardFiles, shard_members
+from vidspec.runs.sources.base import ClipOpener, shard_members
 from vidspec.runs.job import Job
-jobs, files = shard_members(Job("v.parquet")), ShardFiles()
+jobs, files = shard_members(Job("v.parquet")), ClipOpener()
 def read(job):
-    with files.local(job.path, job.source) as file:
+    with files.local(job) as file:
         return Path(file).stat().st_size
 assert read(jobs[0]) == 4 << 20
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -18,9 +18,9 @@ from vidspec.errors import UsageError, VideoError
 from vidspec.runs import stores
 from vidspec.runs.access import Access, GuardedClient, PrivateAddressError, check_allowed_url
 from vidspec.runs.allowance import FetchLimits
-from vidspec.runs.containers import ShardFiles, shard_members
 from vidspec.runs.job import Job
 from vidspec.runs.replicas import replica_outcomes
+from vidspec.runs.sources.base import ClipOpener, shard_members
 from vidspec.runs.stores import copy
 
 pytest.importorskip("aiohttp")
@@ -151,8 +151,8 @@ def test_what_a_server_gives(server):
     assert fetched(f"{url}/good.mp4") == TAR == fetched(f"{url}/whole.mp4")
     found = shard_members(Job(f"{url}/good.tar"))
     assert [job.path for job in found] == [f"{url}/good.tar/{n}.mp4" for n in range(3)]
-    files = ShardFiles(FetchLimits(access=Access().with_typed(url)))
-    with files.local(found[1].path, found[1].source) as file:
+    files = ClipOpener(FetchLimits(access=Access().with_typed(url)))
+    with files.local(found[1]) as file:
         assert Path(file).read_bytes() == bytes([1]) * 200_000
 
 
@@ -193,8 +193,8 @@ def test_a_member_may_be_only_so_large(server):
     found = shard_members(Job(f"{server[1]}/good.tar"))
     Path("local.tar").write_bytes(TAR)
     for job in (found[0], shard_members(Job("local.tar"))[0]):
-        files = ShardFiles(FetchLimits(most=1000, access=Access().with_typed(server[1])))
-        with pytest.raises(VideoError, match="has more than 1000 bytes") as caught, files.local(job.path, job.source):
+        files = ClipOpener(FetchLimits(most=1000, access=Access().with_typed(server[1])))
+        with pytest.raises(VideoError, match="has more than 1000 bytes") as caught, files.local(job):
             pass
         assert caught.value.kind == "too_large" and caught.value.message.startswith(job.path)
 
@@ -384,9 +384,9 @@ def test_rows_of_urls_are_refused_or_bounded_one_by_one(server, tmp_path):
         found, kinds = shard_members(Job("v.parquet"), limits=limits), []
         assert not one.seen and [job.error for job in found] == [None] * 3
         for job in found:
-            files = ShardFiles(limits._replace(timeout=0.4) if "hang" in job.path else limits)
+            files = ClipOpener(limits._replace(timeout=0.4) if "hang" in job.path else limits)
             try:
-                with files.local(job.path, job.source) as file:
+                with files.local(job) as file:
                     kinds.append(Path(file).read_bytes() == TAR)
             except VideoError as error:
                 kinds.append(error.kind)

@@ -9,9 +9,10 @@ import pytest
 
 from vidspec.config.values import parse_seconds
 from vidspec.errors import UsageError
-from vidspec.runs.inputs import InputSources, collect_inputs, drop_missing, matches_any
+from vidspec.runs.inputs import InputSources, collect_inputs, drop_missing
 from vidspec.runs.job import Job
-from vidspec.runs.manifests import parse_manifest
+from vidspec.runs.sources.files import matches_any
+from vidspec.runs.sources.manifests import parse_manifest
 from vidspec.runs.store.records import clip_id
 
 
@@ -39,7 +40,7 @@ def test_folders_are_searched_in_order(tmp_path):
     make("d/b.MP4", "d/a.mkv", "d/sub/c.webm", "d/notes.txt", "d/.hidden.mp4", "d/.git/x.mp4", "d/x.mp4/inner.mov")
     found = collect_inputs(InputSources(("d",)))
     assert [entry.path for entry in found.entries] == ["d/a.mkv", "d/b.MP4", "d/sub/c.webm", "d/x.mp4/inner.mov"]
-    assert (found.not_video, found.several) == (1, True)
+    assert (found.skipped, found.several) == ({"not video": 1}, True)
     assert {entry.root for entry in found.entries} == {"d"}
     assert found.entries[2].relative == "sub/c.webm"
 
@@ -59,7 +60,7 @@ def test_include_and_exclude():
     make("d/a.mp4", "d/b.mkv", "d/c.xyz", "d/tmp/e.mp4", "d/keep/f.mp4")
     found = collect_inputs(InputSources(("d",), include=("*.mp4",), exclude=("tmp",)))
     assert [entry.path for entry in found.entries] == ["d/a.mp4", "d/keep/f.mp4"]
-    assert found.excluded == 1  # b.mkv; the folder tmp was not even looked into
+    assert found.skipped["excluded"] == 1  # b.mkv; the folder tmp was not even looked into
     assert paths("d", include=("keep/**",)) == ["d/keep/f.mp4"]
 
 
@@ -74,7 +75,7 @@ def test_typescript_is_not_video(tmp_path):
     }.items():
         Path("d", name).write_bytes(content)
     found = collect_inputs(InputSources(("d",)))
-    assert [entry.path for entry in found.entries] == ["d/a.ts", "d/pointer.ts"] and found.not_video == 2
+    assert [entry.path for entry in found.entries] == ["d/a.ts", "d/pointer.ts"] and found.skipped["not video"] == 2
     assert paths("d/code.ts") == ["d/code.ts"]  # a file that is named is tried
 
 
@@ -90,7 +91,7 @@ def test_lists_by_line_and_by_nul(monkeypatch, data):
     stdin(monkeypatch, data)
     found = collect_inputs(InputSources(("-",)))
     assert [entry.path for entry in found.entries] == ["a.mp4", "b c.mp4", "./d/e.mp4"]
-    assert found.not_video == 1 and found.several
+    assert found.skipped["not video"] == 1 and found.several
     assert found.entries[2].relative == "d/e.mp4"
 
 
@@ -185,8 +186,10 @@ def test_csv_manifest(name):
         ('{"path": "a", "prompt": 3}', "prompt must be text or a list of texts"),
         ('{"path": "a", "id": 1.5}', "the id must be text or a whole number"),
         ('{"path": "a", "score": NaN}', "m, line 1: not JSON: a number must be finite"),
-        ("name,start\nx,1", "first line must be a JSON object, or name the columns"),
-        ('[{"path": "a"}]', "first line must be a JSON object, or name the columns"),
+        ("name,start\nx,1", "must be lines or a list of JSON objects, or name the columns"),
+        ('[{"path": "a"}, 3]', "m, entry 2: must be an object with a path"),
+        ('[{"path": "a"}', "m: not JSON"),
+        ('{"path": "file://host/a.mp4"}', "m, line 1: file://host/a.mp4: a file:// URI names a file of this machine"),
         ("path,prompt\na,one, two\n", "m, line 2: has more cells than the first line has columns"),
         ('{"path": "a", "start": true}', "m, line 1: start True: must be seconds"),
     ],

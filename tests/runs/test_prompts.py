@@ -15,9 +15,9 @@ from vidspec.runs.feed import Feed
 from vidspec.runs.formats.base import make_format
 from vidspec.runs.inputs import InputSources, collect_inputs
 from vidspec.runs.job import Job, JobQuestions
-from vidspec.runs.manifests import parse_manifest
 from vidspec.runs.pool import TaskQueue
 from vidspec.runs.run import caption_jobs
+from vidspec.runs.sources.manifests import parse_manifest
 from vidspec.runs.store.file_states import hidden_journal
 from vidspec.runs.store.records import lean_record, settings_digest
 

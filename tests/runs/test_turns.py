@@ -11,9 +11,9 @@ from vidspec.models.request import DialogueTurn
 from vidspec.runs.feed import Feed
 from vidspec.runs.formats.base import make_format
 from vidspec.runs.job import Job, JobQuestions
-from vidspec.runs.manifests import parse_manifest
 from vidspec.runs.pool import TaskQueue
 from vidspec.runs.run import caption_jobs
+from vidspec.runs.sources.manifests import parse_manifest
 from vidspec.runs.store.records import lean_record, settings_digest
 
 TURNS = ("What is there?", "What moves?", "Where to?")

@@ -76,7 +76,7 @@ class RunSpec(BaseModel):
     paths: Annotated[
         Texts,
         key(
-            "Videos, folders, manifests (.jsonl, .csv), shards (.tar, .parquet, also s3:// and other URLs), "
+            "Videos, folders, manifests (.jsonl, .json, .csv), shards (.tar, .parquet, also s3:// and other URLs), "
             "or - for a list on standard input"
         ),
         Flag(metavar="PATH...", common=True),

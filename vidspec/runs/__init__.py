@@ -1,8 +1,8 @@
 """Runs over many clips: find, read, caption and record them, and resume after a crash. No torch, no terminal.
 
 job                         Job: one clip or part, from its name to its record, and what is asked about it
-inputs, manifests           command-line inputs -> unique Jobs
-containers, stores          clips in tar and Parquet shards -> Jobs, and one at a time as a file; files behind URLs
+inputs, sources             command-line inputs -> unique Jobs; clips of each kind of input -> Jobs, each as a file
+stores                      files behind URLs
 shards                      selection of this machine's clips
 planning, destinations      RunSpec -> RunPlan: clips, profile and destinations; run_settings: checks of a spec
 remaining                   work left by an earlier run; results -> records, counts and events

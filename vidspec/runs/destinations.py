@@ -55,7 +55,7 @@ def writes_parts(spec: RunSpec, forms: Sequence[OutputFormat], entries: Sequence
         UsageError: there are other formats too.
     """
     from vidspec.runs.formats.base import PartFormat
-    from vidspec.runs.inputs import is_shard
+    from vidspec.runs.sources.base import is_shard
 
     of_shards = [form for form in forms if isinstance(form, PartFormat)]
     if not of_shards or spec.output_dir is None or not all(is_shard(entry.path) for entry in entries):

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from vidspec.events.wake import WakeEvent
 from vidspec.runs.allowance import fetch_limits
-from vidspec.runs.containers import ShardFiles
-from vidspec.runs.job import Job, MemberSource, asked_of, is_one_by_one, questions_of
+from vidspec.runs.job import Job, asked_of, is_one_by_one, questions_of
+from vidspec.runs.sources.base import ClipOpener
 
 if TYPE_CHECKING:
     from vidspec.config.run_spec import RunSpec
@@ -30,8 +30,6 @@ __all__ = ["MAX_BYTES", "Feed", "Prepare", "Refuse", "cores", "reader_count"]
 Prepare: TypeAlias = "Callable[[Clip], int]"
 #: Raises if a captioner cannot take a clip: path, prompt (None for the profile's), frames, their height and width.
 Refuse: TypeAlias = "Callable[[str, str | None, int, int, int], None]"
-#: Path, source, shard, start and end of a clip. Not the job, which would keep its frames while they can be read again.
-_ClipPlace: TypeAlias = tuple[str, MemberSource | None, str | None, float | None, float | None]
 #: Bytes of main memory for all clips that the models have not encoded yet.
 MAX_BYTES = 1 << 30
 #: Maximum of reader processes; more rarely speed up a disk, and each may take the memory of a hard clip.
@@ -94,7 +92,7 @@ class Feed:
         self.spec, self.profile, self.wake = spec, profile, WakeEvent()
         self._video = {**profile.video.arguments, "sound": max_audio_s, "gpu": gpu}
         self._jobs, self._prepare, self._refuse, self._max_bytes = iter(jobs), prepare, refuse, max_bytes
-        self._readers, self._in_order, self._files = readers, len(readers) == 1, ShardFiles(fetch_limits(spec))
+        self._readers, self._in_order, self._files = readers, len(readers) == 1, ClipOpener(fetch_limits(spec))
         self._changed = threading.Condition()
         self._drawing = self._drawn = self._closed = False
         self._busy = 0  # threads that are reading or cutting
@@ -244,7 +242,7 @@ class Feed:
 
     def _cut(self, job: Job, reader: ClipReader) -> list[Job]:
         """Return the segments of a clip that are left."""
-        with self._files.local(job.path, job.source, job.shard) as file:
+        with self._files.local(job) as file:
             spans = reader.segments(file, self.spec.segment_length or "scenes", job.start, job.end)
         parts = [job.part(number, len(spans)) for number in range(len(spans)) if number not in job.done]
         for part in parts:
@@ -257,7 +255,7 @@ class Feed:
         began = time.monotonic()
         job.asked = asked_of(job, self.profile)
         check = partial(self._refuse, job.path, job.asked) if self._refuse is not None else None
-        place = job.path, job.source, job.shard, job.start, job.end
+        place = job.place
         try:
             job.clip = _read_clip(self._files, reader, self._video, place, check)
         except Exception as error:
@@ -276,23 +274,24 @@ class Feed:
         return size
 
 
-def _read_again(spec: RunSpec, stall: float, video: Mapping[str, object], place: _ClipPlace) -> Clip:
+def _read_again(spec: RunSpec, stall: float, video: Mapping[str, object], place: Job) -> Clip:
     from vidspec.runs.reader import ClipReader
 
-    files, reader = ShardFiles(fetch_limits(spec)), ClipReader(spec.timeout, stall)
+    files, reader = ClipOpener(fetch_limits(spec)), ClipReader(spec.timeout, stall)
     with closing(files), closing(reader):
         return _read_clip(files, reader, video, place)
 
 
 def _read_clip(
-    files: ShardFiles,
+    files: ClipOpener,
     reader: ClipReader,
     video: Mapping[str, object],
-    place: _ClipPlace,
+    place: Job,
     check: CheckFrameCount | None = None,
 ) -> Clip:
     """Return the frames of a clip; one of a shard has its own name, not that of the file it was copied to."""
-    path, source, shard, start, end = place
-    with files.local(path, source, shard) as file:
-        clip = reader.read(file, start, end, video, check)
-    return clip if source is None or clip is None else replace(clip, facts=replace(clip.facts, path=path))
+    with files.local(place) as file:
+        clip = reader.read(file, place.start, place.end, video, check)
+    if place.source is None or clip is None:
+        return clip
+    return replace(clip, facts=replace(clip.facts, path=place.path))

@@ -2,46 +2,23 @@
 
 from __future__ import annotations
 
-import codecs
 import os
-import re
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 
 import bracex
-from wcmatch import glob
 
 from vidspec.errors import UsageError
-from vidspec.files import is_lfs_pointer, read_text
 from vidspec.runs.job import Job
-from vidspec.runs.manifests import SUFFIXES, parse_manifest
+from vidspec.runs.sources.base import ListOptions, is_shard, source_of, sources
+from vidspec.runs.sources.files import list_paths, mirror_root
+from vidspec.runs.sources.manifests import ManifestSource
 from vidspec.runs.stores import is_url, match_urls
 
-__all__ = [
-    "EXTENSIONS",
-    "InputListing",
-    "InputSources",
-    "collect_inputs",
-    "drop_missing",
-    "expand_shards",
-    "is_shard",
-    "matches_any",
-    "require_file",
-]
+__all__ = ["InputListing", "InputSources", "collect_inputs", "drop_missing", "expand_shards", "require_file"]
 
-#: Maximum bytes of a list or a manifest: some ten million clips.
-MAX_LIST_BYTES = 1 << 30
-#: Suffixes of videos in folders and lists; files named individually are always tried.
-EXTENSIONS = frozenset(
-    "3g2 3gp asf avi divx dv f4v flv gif m1v m2t m2ts m2v m4v mj2 mjpeg mjpg mkv mov mp4 mpe mpeg "  # noqa: SIM905
-    "mpg mts mxf nut ogm ogv qt rm rmvb ts vob webm wmv y4m".split()
-)
-#: Suffixes of videos that TypeScript's files share, and the bytes that tell them apart.
-_SCRIPTS, _SCRIPT_HEAD = (".ts", ".mts"), 4096
-#: Suffixes of files with many clips.
-SHARDS = (".tar", ".parquet")
 #: Maximum names that the braces in one name stand for.
 MAX_NAMES = 1_000_000
 
@@ -65,11 +42,6 @@ def expand_shards(name: str) -> list[str]:
     return [found for one in names for found in (match_urls(one) if is_url(one) and "*" in one else (one,))]
 
 
-def is_shard(path: str) -> bool:
-    """Return True if a path or URL names a file with many clips."""
-    return path.lower().endswith(SHARDS)
-
-
 @dataclass(frozen=True)
 class InputSources:
     """Inputs that clips are collected from.
@@ -78,8 +50,9 @@ class InputSources:
         paths: files, folders, manifests and shards (by their suffix), and ``-`` for a list on standard input. Braces
             of shards, and ``*`` in their URLs, are expanded.
         lists: files that list paths, separated by NUL if there is any, else by newlines; ``-`` for standard input.
-        manifests: JSONL or CSV files; ``-`` for standard input.
-        include, exclude: globs over the paths in folders and lists; see :func:`matches_any`.
+        manifests: JSON, JSONL or CSV files; ``-`` for standard input.
+        include, exclude: globs over the paths in folders and lists; see
+            :func:`~vidspec.runs.sources.files.matches_any`.
         images: take image files in folders and lists too.
         links: links to a clip are clips of their own, because each name gets a file.
     """
@@ -103,8 +76,7 @@ class InputListing:
 
     entries: list[Job] = field(default_factory=list)
     duplicates: list[str] = field(default_factory=list)
-    not_video: int = 0
-    excluded: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
     unreadable: list[str] = field(default_factory=list)
     several: bool = False
     searched: bool = False
@@ -115,7 +87,7 @@ class InputListing:
         duplicates = len(self.duplicates)
         more = duplicates > 1
         named = f"duplicate{'s' * more} ({self.duplicates[0]}{', ...' * more})" if duplicates else ""
-        counts = {named: duplicates, "not video": self.not_video, "excluded": self.excluded}
+        counts = {named: duplicates, **self.skipped}
         return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
@@ -195,124 +167,25 @@ def _is_special(path: str) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
-def _jobs(sources: InputSources, listing: InputListing) -> Iterator[Job]:
-    listing.searched = any(is_url(name) and "*" in name for name in sources.paths)
-    for path in (one for name in sources.paths for one in expand_shards(name)):
+def _jobs(names: InputSources, listing: InputListing) -> Iterator[Job]:
+    options = ListOptions(
+        names.include, names.exclude, names.images, left_out=listing.skipped, unreadable=listing.unreadable
+    )
+    listing.searched = any(is_url(name) and "*" in name for name in names.paths)
+    for path in (one for name in names.paths for one in expand_shards(name)):
         if path == "-":
             listing.several = True
-            yield from _list_jobs(path, sources, listing)
+            yield from list_paths(path, options)
         elif os.path.isdir(path):
             listing.several = listing.searched = True
-            yield from _folder_jobs(path, sources, listing)
-        elif path.lower().endswith(SUFFIXES):
+            yield from sources.get("files")().list(Job(path), options)
+        elif (source := source_of(path)) is not None and not source.is_shard:
             listing.several = True
-            yield from _manifest_jobs(path)
+            yield from source().list(Job(path), options)
         else:
-            listing.several |= is_shard(path)
-            yield Job(path, root=_mirror_root(path))
-    for name in sources.lists:
-        yield from _list_jobs(name, sources, listing)
-    for name in sources.manifests:
-        yield from _manifest_jobs(name)
-
-
-def _mirror_root(path: str) -> str:
-    """Return ``.`` for a relative path below the working folder, else the folder of the file."""
-    if is_url(path):
-        return path.rpartition("/")[0]
-    relative = os.path.normpath(path)
-    if os.path.isabs(relative) or relative.startswith(os.pardir):
-        return os.path.dirname(path) or "."
-    return "."
-
-
-def _list_jobs(name: str, sources: InputSources, listing: InputListing) -> Iterator[Job]:
-    text = _read_list(name, errors="surrogateescape")
-    for path in text.split("\0") if "\0" in text else (line.rstrip("\r") for line in text.split("\n")):
-        if path.strip() and (is_shard(path) or _is_clip(path, path, sources, listing)):
-            yield Job(path, root=_mirror_root(path))
-
-
-def _manifest_jobs(name: str) -> Iterator[Job]:
-    yield from parse_manifest(_read_list(name), "standard input" if name == "-" else name, os.path.dirname(name))
-
-
-def _folder_jobs(folder: str, sources: InputSources, listing: InputListing) -> Iterator[Job]:
-    """Yield the videos in and below ``folder``, without hidden ones and without following links to folders."""
-
-    paths: list[str] = []
-
-    def failed(error: OSError) -> None:
-        listing.unreadable.append(f"{error.filename}: cannot be listed: {error.strerror}")
-
-    for here, folders, files in os.walk(folder, onerror=failed):
-        folders[:] = [
-            name
-            for name in folders
-            if not name.startswith(".") and not matches_any(_posix(os.path.join(here, name), folder), sources.exclude)
-        ]
-        paths += [os.path.join(here, name) for name in files if not name.startswith(".")]
-    for path in sorted(paths):
-        if _is_clip(path, _posix(path, folder), sources, listing):
-            yield Job(path, root=folder)
-
-
-def _posix(path: str, folder: str) -> str:
-    return os.path.relpath(path, folder).replace(os.sep, "/")
-
-
-def _is_clip(path: str, relative: str, sources: InputSources, listing: InputListing) -> bool:
-    """Return True if a path of a folder or list is a clip; count it as skipped if not."""
-    allowed = EXTENSIONS
-    if sources.images:
-        from vidspec.video.image import IMAGES
-
-        allowed |= IMAGES
-    if os.path.splitext(path)[1].lstrip(".").lower() not in allowed:
-        listing.not_video += 1
-        return False
-    if path.lower().endswith(_SCRIPTS) and os.path.isfile(path) and _is_script(path):
-        listing.not_video += 1
-        return False
-    relative = relative.replace(os.sep, "/").lstrip("/")
-    if matches_any(relative, sources.exclude) or (sources.include and not matches_any(relative, sources.include)):
-        listing.excluded += 1
-        return False
-    return True
-
-
-def _is_script(path: str) -> bool:
-    """Return True if a file begins as UTF-8 text: TypeScript, not an MPEG transport stream."""
-    try:
-        with open(path, "rb") as file:
-            head = file.read(_SCRIPT_HEAD)
-        codecs.getincrementaldecoder("utf-8")().decode(head)
-        return bool(head) and b"\0" not in head and not is_lfs_pointer(path)
-    except (OSError, ValueError):  # reading the clip tells what is wrong
-        return False
-
-
-def _read_list(name: str, errors: str = "strict") -> str:
-    return read_text(name, MAX_LIST_BYTES, "standard input" if name == "-" else name, pipe=True, errors=errors)
-
-
-def matches_any(relative: str, patterns: Iterable[str]) -> bool:
-    """Return True if ``relative``, a path with ``/``, matches one of ``patterns``.
-
-    A pattern without ``/`` is compared with every part of the path, so ``tmp`` matches a folder of that name and
-    everything in it; one with ``/`` is compared with the whole path and its leading folders. ``*`` and ``?`` stay
-    within a part, ``**`` is any number of parts, ``[ab]`` is one of these characters.
-    """
-    parts = [part for part in relative.split("/") if part not in ("", ".")]
-    leading = ["/".join(parts[: length + 1]) for length in range(len(parts))]
-    return any(
-        _compile_pattern(pattern).fullmatch(one)
-        for pattern in (pattern.removeprefix("./").rstrip("/") for pattern in patterns)
-        for one in (leading if "/" in pattern else parts)
-    )
-
-
-@cache
-def _compile_pattern(pattern: str) -> re.Pattern[str]:
-    (regex,), _ = glob.translate(pattern, flags=glob.GLOBSTAR | glob.DOTGLOB | glob.CASE)
-    return re.compile(regex)
+            listing.several |= source is not None
+            yield Job(path, root=mirror_root(path))
+    for name in names.lists:
+        yield from list_paths(name, options)
+    for name in names.manifests:
+        yield from ManifestSource().list(Job(name), options)

@@ -65,6 +65,7 @@ class MemberSource(NamedTuple):
         size: bytes of the tar member, or of the whole Parquet file.
         mtime_ns: modification time of a tar member; None if unknown.
         column: column of a Parquet file; None otherwise.
+        kind: name of the source that opens it (``vidspec.runs.sources``).
     """
 
     url: str
@@ -72,6 +73,7 @@ class MemberSource(NamedTuple):
     size: int | None = None
     mtime_ns: int | None = None
     column: str | None = None
+    kind: str = "url"
 
 
 @dataclass(slots=True, eq=False)
@@ -152,6 +154,13 @@ class Job:
     def __setstate__(self, state: dict[str, object]) -> None:
         for name, value in (dict.fromkeys(_LOCAL) | state).items():
             setattr(self, name, value)
+
+    @property
+    def place(self) -> Job:
+        """The clip as sources and readers need it, without frames and results."""
+        bare = Job(self.path, start=self.start, end=self.end, source=self.source, shard=self.shard)
+        bare.columns = self.columns
+        return bare
 
     def member(self, path: str, source: MemberSource | None, error: Exception | None = None) -> Job:
         """Return the job of a clip in this shard."""

@@ -140,6 +140,7 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
     from vidspec.runs.allowance import fetch_limits
     from vidspec.runs.job import named_fields
     from vidspec.runs.rendering import check_template
+    from vidspec.runs.sources.base import is_shard
 
     reporter = reporter or RunReporter()
     if spec.template is not None:
@@ -185,7 +186,7 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
     if shard:
         source = f" (from the SLURM job array {shard.array}; --shard 1/1 captions all)" if shard.array else ""
         reporter.info(f"shard {shard.number} of {shard.count}: {len(entries)} of {counted(total, 'clip')}{source}")
-    if any(inputs.is_shard(entry.path) for entry in entries):
+    if any(is_shard(entry.path) for entry in entries):
         _check_shards(spec)
         if not writes_parts(spec, forms, entries):
             names = named_fields(spec, profile)
@@ -239,8 +240,7 @@ def _open_shards(
     reporter: RunReporter,
 ) -> Iterator[Job]:
     """Yield clips, with shards replaced by their members; unreadable shards are reported and left out."""
-    from vidspec.runs.containers import shard_members
-    from vidspec.runs.inputs import is_shard
+    from vidspec.runs.sources.base import is_shard, shard_members
 
     for entry in entries:
         try:

@@ -15,12 +15,12 @@ from vidspec.errors import LostOutputError, OutputError, UsageError, VideoError,
 from vidspec.events.observer import ClipPart, RunObserver
 from vidspec.events.tally import Tally
 from vidspec.runs.allowance import fetch_limits
-from vidspec.runs.containers import shard_members
 from vidspec.runs.job import Job, named_fields, questions_of
 from vidspec.runs.renderers import ONE_CLIP, PendingFile
 from vidspec.runs.rendering import check_template
 from vidspec.runs.run import exit_code
 from vidspec.runs.run_store import RunStore
+from vidspec.runs.sources.base import shard_members
 from vidspec.runs.store.journal import JournalEntry
 from vidspec.runs.store.records import FileContent, content_of, raw_caption, record_of, settings_digest
 from vidspec.signals import defer_signals

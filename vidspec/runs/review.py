@@ -17,10 +17,10 @@ from vidspec.errors import OutputError, UsageError, option
 from vidspec.escaping import one_line
 from vidspec.events.record import Caption, RecordDict, checking_records
 from vidspec.files import decode_text, encode_line, read_whole, write_whole
-from vidspec.runs.inputs import is_shard
 from vidspec.runs.job import Job, asked_of, prompt_of
 from vidspec.runs.planning import RunPlan
 from vidspec.runs.renderers import in_order, make_folder
+from vidspec.runs.sources.base import is_shard
 from vidspec.runs.store.file_states import ChangedFiles, FileMarks, KnownFiles
 from vidspec.runs.store.journal import Journal, JournalEntry, lock_file
 from vidspec.runs.store.records import FileContent, clip_id, content_of, record_of

@@ -47,7 +47,7 @@ def check_fields(spec: RunSpec, entries: Sequence[Job]) -> None:
     Raises:
         UsageError: naming a field that no clip has, or one of a prompt that is misspelt.
     """
-    from vidspec.runs.inputs import is_shard
+    from vidspec.runs.sources.base import is_shard
 
     names = {"existing"}.union(*(one.columns for one in entries))
     for name, texts in (("prompt", spec.prompt), ("turn", spec.turn)):
@@ -146,7 +146,7 @@ def output_formats(spec: RunSpec, defaults: UserConfig) -> tuple[OutputFormat, .
         UsageError: a format is unknown or needs a package that is not installed, or an option another format.
     """
     from vidspec.runs.formats.base import DEFAULT_FORMAT, SHARD_FORMAT, format_of_suffix, make_format
-    from vidspec.runs.inputs import is_shard
+    from vidspec.runs.sources.base import is_shard
 
     names, origin = spec.format, option("format", spec.format)
     if names is None and spec.output is not None:

@@ -21,11 +21,11 @@ from vidspec.events.record import RecordDict
 from vidspec.events.tally import counted
 from vidspec.runs.allowance import fetch_limits
 from vidspec.runs.clip_files import ClipFiles
-from vidspec.runs.containers import ShardFiles
 from vidspec.runs.formats.base import flat_record, segment_of
 from vidspec.runs.job import Job
 from vidspec.runs.reader import ClipReader
 from vidspec.runs.renderers import ONE_CLIP, PendingFile, make_folder
+from vidspec.runs.sources.base import ClipOpener
 from vidspec.runs.store.journal import unwritable_error
 from vidspec.runs.store.segment_videos import SegmentVideos, segment_bounds
 from vidspec.runs.store.sidecars import SegmentNames, SidecarNames
@@ -73,7 +73,7 @@ class SegmentFiles(ClipFiles):
     def __init__(self, names: SegmentNames, existing: ExistingFiles, spec: RunSpec, profile: Profile) -> None:
         super().__init__((names,), existing)
         self._segment_names, self._allow_damaged = names, profile.video.allow_damaged
-        self._files, self._reader = ShardFiles(fetch_limits(spec)), ClipReader(spec.timeout, profile.video.stall)
+        self._files, self._reader = ClipOpener(fetch_limits(spec)), ClipReader(spec.timeout, profile.video.stall)
         self._kinds: Counter[str] = Counter()
         self._writer = ThreadPoolExecutor(1, "vidspec-cut")
         self._cuts: dict[Path, _Cut] = {}  # of this run's segments, until they are shown
@@ -171,7 +171,7 @@ class SegmentFiles(ClipFiles):
         start, end = job.start or 0.0, job.end or 0.0
         try:
             make_folder(part.parent)
-            with self._files.local(job.path, job.source, job.shard) as file:
+            with self._files.local(job) as file:
                 kind = self._reader.write_segment(file, start, end, str(part), allow_damaged=self._allow_damaged)
             with part.open("rb") as content:
                 digest = hashlib.file_digest(content, "sha256").hexdigest()

@@ -18,6 +18,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from urllib.parse import unquote
 
 from vidspec.errors import OutputError, UsageError, VideoError, VidspecError
 from vidspec.files import open_own, write_whole
@@ -53,7 +54,16 @@ BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs")
 
 
 def join_url(folder: str, name: str) -> str:
-    """Join a name to a folder, either of which may be a URL; a name that is a URL stays."""
+    """Join a name to a folder, either of which may be a URL; a name that is a URL stays, a ``file://`` URI is its path.
+
+    Raises:
+        ValueError: a ``file://`` URI is of another host.
+    """
+    if name[:7].lower() == "file://":
+        host, slash, path = name[7:].partition("/")
+        if host not in ("", "localhost"):
+            raise ValueError(f"{name}: a file:// URI names a file of this machine, as file:///PATH")
+        return unquote(slash + path)
     if is_url(folder) and not is_url(name):
         return f"{folder.rstrip('/')}/{name}"
     return name if is_url(name) else os.path.join(folder, name)

@@ -135,7 +135,8 @@ def _is_of_folder(path: Path) -> bool:
 
 
 def _clips_in(folder: Path) -> Iterator[Job]:
-    from vidspec.runs.inputs import InputSources, collect_inputs, is_shard
+    from vidspec.runs.inputs import InputSources, collect_inputs
+    from vidspec.runs.sources.base import is_shard
 
     found = collect_inputs(InputSources((str(folder),), images=True, links=True))
     return (job for job in found.entries if not is_shard(job.path))

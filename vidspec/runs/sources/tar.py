@@ -8,18 +8,19 @@ import os
 import posixpath
 import tarfile
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import BinaryIO, cast
 
 from vidspec.errors import VideoError, VidspecError
 from vidspec.events.tally import counted
 from vidspec.files import decode_text
-from vidspec.runs.allowance import Allowance, FetchLimits
-from vidspec.runs.inputs import EXTENSIONS
+from vidspec.runs.allowance import Allowance
 from vidspec.runs.job import Job, MemberSource
-from vidspec.runs.stores import is_bug, open_url
+from vidspec.runs.sources.base import EXTENSIONS, ListOptions, Source, clip_suffix, sources
+from vidspec.runs.stores import copy, is_bug, open_url
 from vidspec.video.image import IMAGES
 
-__all__ = ["list_tar"]
+__all__ = ["TarSource"]
 
 #: Maximum bytes of the headers of one tar member, and maximum members of a tar.
 MAX_HEADER, MAX_MEMBERS = 1 << 20, 1 << 23
@@ -74,27 +75,39 @@ class _Sample:
             yield key if len(clips) == 1 else posixpath.splitext(name)[0].lstrip("/"), member
 
 
-def list_tar(shard: Job, limits: FetchLimits, fields: Collection[str], members: list[Job]) -> None:
-    """Add the clips of a tar: the videos of each key, or its pictures if there is no video.
+@sources.register("tar")
+class TarSource(Source):
+    """The videos of each key, or its pictures if there is no video."""
 
-    Raises:
-        VideoError: the file is no tar or is damaged; clips before the damage are added.
-    """
-    samples: dict[str, _Sample] = {}
-    values: dict[str, dict[str, object]] = {}  # of the texts beside clips, by member without suffix
-    allowance = Allowance(shard.path, limits, whole=False)
-    with open_url(shard.path, limits, allowance) as file:
-        headers = _Headers(file)
-        try:
-            _read_members(shard.path, headers, samples, values, fields, allowance)
-        finally:
-            for key, sample in samples.items():
-                for name, member in sample.clips(key):
-                    columns = {**values.get(key, {}), **values.get(name, {})}
-                    existing = str(columns.pop("existing", "")) if "existing" in fields else None
-                    job = _member_job(shard, member, headers.size)
-                    job.id, job.columns, job.existing = name, columns, existing
-                    members.append(job)
+    suffixes = (".tar",)
+
+    def list(self, file: Job, options: ListOptions) -> Iterator[Job]:
+        samples: dict[str, _Sample] = {}
+        values: dict[str, dict[str, object]] = {}  # of the texts beside clips, by member without suffix
+        allowance = Allowance(file.path, self.limits, whole=False)
+        failure: Exception | None = None
+        with open_url(file.path, self.limits, allowance) as content:
+            headers = _Headers(content)
+            try:
+                _read_members(file.path, headers, samples, values, options.fields, allowance)
+            except Exception as error:
+                failure = error
+        for key, sample in samples.items():
+            for name, member in sample.clips(key):
+                columns = {**values.get(key, {}), **values.get(name, {})}
+                existing = str(columns.pop("existing", "")) if "existing" in options.fields else None
+                job = _member_job(file, member, headers.size)
+                job.id, job.columns, job.existing = name, columns, existing
+                yield job
+        if failure is not None:
+            raise failure
+
+    def open(self, job: Job, folder: str) -> str:
+        assert job.source is not None
+        file = Path(folder, f"clip{clip_suffix(job.path)}")
+        limits = self.limits._replace(access=self.access(job))
+        copy(job.source.url, file, job.source.start, job.source.size, limits)
+        return str(file)
 
 
 def _read_members(
@@ -175,7 +188,7 @@ def _member_job(shard: Job, member: tarfile.TarInfo, size: int) -> Job:
             f"{path}: extends beyond the end of the tar", kind="truncated", hint="copy or download it again"
         )
     if error is not None:
-        return shard.member(path, MemberSource(shard.path), error)
+        return shard.member(path, MemberSource(shard.path, kind="tar"), error)
     at = member.mtime * 1e9  # PAX headers may hold any number
     mtime_ns = int(at) if math.isfinite(at) and abs(at) < 2**63 else None
-    return shard.member(path, MemberSource(shard.path, member.offset_data, member.size, mtime_ns))
+    return shard.member(path, MemberSource(shard.path, member.offset_data, member.size, mtime_ns, kind="tar"))

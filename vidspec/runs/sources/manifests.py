@@ -1,46 +1,68 @@
-"""Manifests: JSONL or CSV lists of clips, each with an optional prompt, time range and id. Opens no clip."""
+"""Manifests: JSON, JSONL or CSV lists of clips, each with an optional prompt, time range and id. Opens no clip."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import cast
 
 from vidspec.config.values import parse_time
 from vidspec.errors import UsageError
+from vidspec.files import read_text
 from vidspec.runs.job import Job, JobQuestions
+from vidspec.runs.sources.base import ListOptions, Source, clip_suffix, sources
+from vidspec.runs.sources.frames import frame_folder
 from vidspec.runs.stores import join_url
 
-__all__ = ["SUFFIXES", "parse_manifest"]
+__all__ = ["MAX_LIST_BYTES", "PATH_KEYS", "ManifestSource", "list_name", "parse_manifest"]
 
-SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv")
+#: Maximum bytes of a list or a manifest: some ten million clips.
+MAX_LIST_BYTES = 1 << 30
 #: Names of the column of paths: also those of Hugging Face's folders, LTX's trainer and musubi-tuner.
 PATH_KEYS = ("path", "video", "file", "filename", "file_name", "media_path", "video_path", "image_path")
 OWN_KEYS = ("prompt", "turns", "start", "end", "id")
+
+
+@sources.register("manifests")
+class ManifestSource(Source):
+    """Rows of a manifest; ``-`` is standard input."""
+
+    suffixes = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+    is_shard = False
+
+    def list(self, file: Job, options: ListOptions) -> Iterable[Job]:
+        name = list_name(file.path)
+        return parse_manifest(read_text(file.path, MAX_LIST_BYTES, name, pipe=True), name, os.path.dirname(file.path))
+
+
+def list_name(path: str) -> str:
+    """Return the name of a list for messages."""
+    return "standard input" if path == "-" else path
 
 
 def parse_manifest(text: str, name: str, folder: str) -> Iterator[Job]:
     """Yield the clips of a manifest.
 
     Args:
-        text: its content: JSONL if the first character is ``{``, otherwise CSV (or TSV) with a header.
+        text: its content: JSONL if it begins with ``{``, a JSON list with ``[``, otherwise CSV (or TSV) with a header.
         name: name for error messages.
         folder: base of relative paths.
 
     Each row has ``path`` (or another of :data:`PATH_KEYS`) and may have ``prompt``, ``start`` and ``end``
-    (seconds, or ``[hh:]mm:ss``) and ``id`` (text or a whole number). In JSONL the prompt may be a list of independent
-    prompts, or replaced by ``turns``, the turns of a dialogue. Other keys become the job's ``columns``.
+    (seconds, or ``[hh:]mm:ss``) and ``id`` (text or a whole number). In JSON the prompt may be a list of independent
+    prompts, or replaced by ``turns``, the turns of a dialogue. Other keys become the job's ``columns``. A path may be a
+    ``file://`` URI, or a folder of numbered frames (:mod:`vidspec.runs.sources.frames`).
 
     Raises:
         UsageError: naming the line.
     """
-    rows = _json_rows(text, name) if text.lstrip()[:1] == "{" else _csv_rows(text, name)
-    for line, row in rows:
-        where = f"{name}, line {line}"
+    rows = {"{": _json_rows, "[": _json_list}.get(text.lstrip()[:1], _csv_rows)(text, name)
+    for where, row in rows:
         named = next((key for key in PATH_KEYS if row.get(key)), "path")
         path = row.get(named)
         if not isinstance(path, str):
@@ -62,8 +84,13 @@ def parse_manifest(text: str, name: str, folder: str) -> Iterator[Job]:
             raise UsageError(f"{where}: not JSON: a number must be finite") from None
         except RecursionError:
             raise UsageError(f"{where}: not JSON that can be kept: too deep") from None
+        try:
+            path = join_url(folder, path)
+        except ValueError as error:
+            raise UsageError(f"{where}: {error}") from None
         yield Job(
-            join_url(folder, path),
+            path,
+            source=None if clip_suffix(path) else frame_folder(path, row.get("fps"), where),
             root=folder or ".",
             start=start,
             end=end,
@@ -102,19 +129,33 @@ def _parse_prompt(row: Mapping[str, object], where: str) -> tuple[str | None, Jo
     return None, JobQuestions(tuple(texts), turns is not None)
 
 
-def _json_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, object]]]:
+_Rows = Iterator[tuple[str, Mapping[str, object]]]  # each with its place, for messages
+
+
+def _json_rows(text: str, name: str) -> _Rows:
     for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line, object_pairs_hook=partial(_object_without_repeats, where=f"{name}, line {number}"))
-        except UsageError:
-            raise
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"{name}, line {number}: not JSON: {error}") from None
-        if not isinstance(row, dict):
-            raise UsageError(f"{name}, line {number}: must be an object with a path")
-        yield number, row
+        if line.strip():
+            yield _json_row(_parse_json(line, f"{name}, line {number}"), f"{name}, line {number}")
+
+
+def _json_list(text: str, name: str) -> _Rows:
+    for number, row in enumerate(cast("list[object]", _parse_json(text, name)), start=1):
+        yield _json_row(row, f"{name}, entry {number}")
+
+
+def _json_row(row: object, where: str) -> tuple[str, Mapping[str, object]]:
+    if not isinstance(row, dict):
+        raise UsageError(f"{where}: must be an object with a path")
+    return where, row
+
+
+def _parse_json(text: str, where: str) -> object:
+    try:
+        return json.loads(text, object_pairs_hook=partial(_object_without_repeats, where=where))
+    except UsageError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: not JSON: {error}") from None
 
 
 def _object_without_repeats(pairs: list[tuple[str, object]], where: str) -> dict[str, object]:
@@ -127,7 +168,7 @@ def _object_without_repeats(pairs: list[tuple[str, object]], where: str) -> dict
     return row
 
 
-def _csv_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, object]]]:
+def _csv_rows(text: str, name: str) -> _Rows:
     header = text.split("\n", 1)[0]
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if "\t" in header else ",", strict=True)
     try:
@@ -140,12 +181,12 @@ def _csv_rows(text: str, name: str) -> Iterator[tuple[int, Mapping[str, object]]
     if twice := next((column for column, times in given.items() if column and times > 1), None):
         raise UsageError(f"{name}, line 1: {twice}: is set twice")
     if set(names.values()).isdisjoint(PATH_KEYS):
-        raise UsageError(f"{name}: its first line must be a JSON object, or name the columns, path among them")
+        raise UsageError(f"{name}: must be lines or a list of JSON objects, or name the columns first, path among them")
     try:
         for row in reader:
             if any(cast("dict[str | None, list[str]]", row).get(None, ())):
                 message = f"{name}, line {reader.line_num}: has more cells than the first line has columns"
                 raise UsageError(message, hint="quote a text that contains the separator")
-            yield reader.line_num, {names[key]: value for key, value in row.items() if key}
+            yield f"{name}, line {reader.line_num}", {names[key]: value for key, value in row.items() if key}
     except csv.Error as error:
         raise UsageError(f"{name}, line {reader.line_num}: not CSV: {error}") from None

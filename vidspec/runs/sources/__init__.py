@@ -1,0 +1,1 @@
+"""Sources of clips, one file each; ``base`` has their contract and registry."""

@@ -21,8 +21,8 @@ class Alternating(Schedule):
         while not over:
             left = sequence.limits.max_new_tokens - len(sequence.token_ids) - 1
             draft = yield from drafter.propose(min(sequence.gamma, left) if drafts else 0)
-            verdict, _ = yield from verify(sequence, draft)
-            drafter.commit(verdict.path, verdict.token)
+            verdict, passed = yield from verify(sequence, draft)
+            drafter.read(verdict.tokens, passed)
             tokens, over = sequence.limits.cut(verdict.tokens, sequence.token_ids)
             elapsed = sequence.trace.elapsed() - sequence.text_start
             made = partial(make_round, sequence, drafter.origin, tokens, verdict, elapsed)

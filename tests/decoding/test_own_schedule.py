@@ -40,6 +40,16 @@ def test_the_example_drafts_every_other_round_and_writes_the_text_of_plain_decod
     assert others[1:] == [Prefilled, InputsReleased, Finished]
 
 
+def test_a_head_drafts_under_the_example_which_knows_none():
+    """It reads every pass by ``drafter.read``, those of rounds without a draft included."""
+    keys = {**FEW, "draft.kind": "dflash", "draft.options.visual": "none", "prune.method": "none"}
+    with Captioner.from_profile(profiles.load(str(EXAMPLE), keys, env={})) as captioner:
+        found, plain = captioner.caption(CLIP), captioner.caption(CLIP, plain=True)
+    assert found.token_ids == plain.token_ids and found.schedule["kind"] == "alternating"
+    lengths = found.counters["accepted_lengths"]
+    assert found.counters["accepted"] > 2 * len(lengths), "a head that missed passes would be rejected"
+
+
 def test_a_schedule_repeats_a_clip_by_itself():
     """Whatever ends its first attempt: decode() knows no kind of schedule and none of its errors."""
     attempts = []

@@ -5,18 +5,28 @@ import sys
 import pytest
 import torch
 
-from tests.decoding.toys import GREEDY, ToyEngine, greedy_text, on_tables, proposed, random_table, rounds_of
+from tests.decoding.toys import (
+    GREEDY,
+    ToyEngine,
+    emit_window,
+    greedy_text,
+    on_tables,
+    proposed,
+    random_table,
+    rounds_of,
+)
 from tests.draft_length.lockstep import informed
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.schedules.autoregressive import autoregressive
 from vidspec.decoding.schedules.sequential import sequential
 from vidspec.draft_length.trees import CHAIN
 from vidspec.drafting.adaptive import AdaptiveDrafter
+from vidspec.drafting.base import NO_DRAFT
 from vidspec.drafting.chain import ChainDrafter
 
 TABLE, OTHER, LIMITS = random_table(1, 6), random_table(2, 6), StoppingRules(65)
-#: Calls of Python functions that a round may take to find that the draft rests.
-CALLS = 12
+#: Calls of Python functions that a round may take to find that the draft rests, and to let the drafter read its token.
+CALLS = 14
 
 
 def hopeless():
@@ -93,12 +103,9 @@ def test_what_it_drafts_after_a_rest_is_what_it_drafts_without():
         engine = ToyEngine(OTHER)
         drafter = ChainDrafter(engine, engine.open(), GREEDY, torch.Generator())
         drafter.begin(text[0])
-        if rested:
-            drafter.catch_up(text[1:])
-        else:
-            for token in text[1:]:
-                proposed(drafter, 1)
-                drafter.commit((), token)
+        for token in text[1:]:
+            window = NO_DRAFT if rested else proposed(drafter, 1)
+            emit_window(drafter, window, (), token)
         chains.append(proposed(drafter, 4).tokens)
         assert engine.passes[-4:] == ([20, 1, 1, 1] if rested else [1, 1, 1, 1])
     assert chains[0] == chains[1]

@@ -190,6 +190,15 @@ def proposed(drafter: Drafter, gamma: int) -> Draft:
     return run_to_completion(drafter.propose(gamma))
 
 
+def emit_window(
+    drafter: Drafter, window: Draft, path: Items[int], token: int, logits: torch.Tensor | None = None
+) -> None:
+    """Let a drafter read the tokens at ``path`` of its window and the target's own after them."""
+    rows = torch.empty(0, 0) if logits is None else logits
+    tokens = (*(window.tokens[node] for node in path), token)
+    drafter.read(tokens, PassResult(rows, rows, path=tuple(path)))
+
+
 class Reciter(Drafter):
     """Proposes whatever it was given, good or bad, and checks that it is told what was emitted."""
 
@@ -210,9 +219,10 @@ class Reciter(Drafter):
         self.forwards += gamma
         return Draft(self.window, tuple(range(-1, gamma - 1)))
 
-    def commit(self, path: Items[int], token: int) -> None:
-        assert tuple(path) == tuple(range(len(path))) and len(path) <= len(self.window)
-        self.prefix += [*self.window[: len(path)], token]
+    def read(self, tokens: Items[int], passed: PassResult) -> None:
+        assert tuple(passed.path) == tuple(range(len(tokens) - 1))
+        assert tuple(tokens[:-1]) == self.window[: len(tokens) - 1]
+        self.prefix += tokens
         self.window = ()
 
 
@@ -233,9 +243,10 @@ class Recorder(Drafter):
         self.window, self.forwards = draft.tokens, self.drafter.forwards
         return draft
 
-    def commit(self, path: Items[int], token: int) -> None:
-        self.prefix += [*(self.window[node] for node in path), token]
-        self.drafter.commit(path, token)
+    def read(self, tokens: Items[int], passed: PassResult) -> None:
+        assert tuple(tokens[:-1]) == tuple(self.window[node] for node in passed.path)
+        self.prefix += tokens
+        self.drafter.read(tokens, passed)
 
 
 def on_tables(

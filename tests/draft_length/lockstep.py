@@ -65,6 +65,7 @@ class Machine:
                 unread[window] = 0 if gamma else unread[window] + 1
             for window, gamma, beta, rest in zip(windows, gammas, betas, rests, strict=True):
                 if rest:
+                    window.update(0, 0)
                     continue
                 accepted = 0
                 while accepted < gamma and self.rng.random() < beta:

@@ -140,6 +140,7 @@ def test_promises_of_a_draft_that_rests_count_for_nothing():
     for _ in range(400):
         pace.costs.add("target", 1, 1, 10.0)
         if pace.trees.rest() and window.rest():
+            window.update(0, 0)
             continue
         budget = pace.trees.budget(window, 16)
         if budget.width > 1:

@@ -1,6 +1,7 @@
 """Block heads beside small random targets: what they draft whatever was accepted, and texts of plain decoding."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise, product
 from types import SimpleNamespace
 
@@ -111,7 +112,7 @@ def pairs(tmp_path_factory):
 def watched(monkeypatch, change=lambda emitted, tokens: tokens):
     """Windows in their order: what had been emitted, what the head drafted; the target gets what ``change`` says."""
     rounds, emitted = [], []
-    begin, propose, commit = BlockDrafter.begin, BlockDrafter.propose, BlockDrafter.commit
+    begin, propose, read = BlockDrafter.begin, BlockDrafter.propose, BlockDrafter.read
 
     def begins(self, token):
         emitted[:] = [token]
@@ -123,13 +124,13 @@ def watched(monkeypatch, change=lambda emitted, tokens: tokens):
         self._draft = Draft.chain(change(list(emitted), draft.tokens), draft.probs)
         return self._draft
 
-    def commits(self, path, token):
-        emitted.extend([*(self._draft.tokens[node] for node in path), token])
-        commit(self, path, token)
+    def reads(self, tokens, passed):
+        emitted.extend(tokens)
+        read(self, tokens, passed)
 
     monkeypatch.setattr(BlockDrafter, "begin", begins)
     monkeypatch.setattr(BlockDrafter, "propose", proposes)
-    monkeypatch.setattr(BlockDrafter, "commit", commits)
+    monkeypatch.setattr(BlockDrafter, "read", reads)
     return rounds
 
 
@@ -252,7 +253,7 @@ class TappedTable(ToyEngine):
     """A target whose passes return states."""
 
     def _passed(self, rows):
-        return super()._passed(rows)._replace(tapped=torch.zeros(len(rows), 1))
+        return replace(super()._passed(rows), tapped=torch.zeros(len(rows), 1))
 
 
 class ToyBlocks(ToyEngine):
@@ -335,13 +336,13 @@ def test_the_cache_holds_rows_of_the_text_alone_without_visual_tokens(pairs, mon
     monkeypatch.setattr(
         Taps, "joined_states", lambda self, *asked: (states.append(len(self.states[1])), joined(self, *asked))[1]
     )
-    commit = BlockDrafter.commit
+    read = BlockDrafter.read
 
-    def commits(self, path, token):
+    def reads(self, tokens, passed):
         lengths.append(self.span.length)
-        commit(self, path, token)
+        read(self, tokens, passed)
 
-    monkeypatch.setattr(BlockDrafter, "commit", commits)
+    monkeypatch.setattr(BlockDrafter, "read", reads)
     visual = {}
     for option in ("all", "none"):
         lengths.clear()

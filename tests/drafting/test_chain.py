@@ -5,7 +5,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.decoding.toys import proposed
+from tests.decoding.toys import emit_window, proposed
 from tests.engine.passing import forward, poison
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.engine.sampling import Sampling
@@ -54,7 +54,7 @@ def test_after_any_commit_it_proposes_the_greedy_continuation(engine, prefix, fi
         assert window.tokens == greedy_from_scratch(engine, prefix, emitted, gamma)
         assert window.parents == tuple(range(-1, gamma - 1)) and window.probs is None
         accepted = min(accepted, gamma)
-        drafter.commit(range(accepted), correction)
+        emit_window(drafter, window, range(accepted), correction)
         emitted += [*window.tokens[:accepted], correction]
         # Read is at most what was emitted; the last token, the target's own, never.
         assert drafter.span.length <= prefix.length + len(emitted) - 1
@@ -69,7 +69,7 @@ def test_each_number_of_accepted_tokens(engine, prefix, gamma):
         drafter.begin(7)
         window = proposed(drafter, gamma)
         assert drafter.span.length == prefix.length + gamma
-        drafter.commit(range(accepted), 99)
+        emit_window(drafter, window, range(accepted), 99)
         # The last drafted token was never read: after a full window it is read together with the bonus.
         assert drafter.span.length == prefix.length + 1 + min(accepted, gamma - 1)
         poison(drafter.span)
@@ -81,8 +81,9 @@ def test_what_is_emitted_while_it_proposes_nothing_is_read_later(engine, prefix)
     drafter = ChainDrafter(engine, engine.prefill(prefix, ROOM).span, GREEDY, torch.Generator())
     drafter.begin(7)
     for token in (8, 9):
-        assert proposed(drafter, 0).tokens == ()
-        drafter.commit(range(0), token)
+        window = proposed(drafter, 0)
+        assert window.tokens == ()
+        emit_window(drafter, window, (), token)
     assert drafter.forwards == 0 and drafter.span.length == prefix.length
     assert proposed(drafter, 2).tokens == greedy_from_scratch(engine, prefix, [7, 8, 9], 2)
 
@@ -99,7 +100,7 @@ def test_sampled_windows_carry_the_distributions_they_were_drawn_from(engine, pr
             scratch = logits_from_scratch(engine, prefix, [*emitted, *window.tokens[:i]])
             assert torch.allclose(window.probs[i], sampling.distribution(scratch[None])[0], atol=1e-4)
             assert window.probs[i, token] > 0
-        drafter.commit(range(accepted), 5)
+        emit_window(drafter, window, range(accepted), 5)
         emitted += [*window.tokens[:accepted], 5]
 
 

@@ -8,7 +8,7 @@ import torch
 
 from tests.acceptance.sequences import reference_distribution
 from tests.checkpoints import checkpoint
-from tests.decoding.toys import GREEDY, Reciter, blend, on_tables, proposed, random_table, rounds_of
+from tests.decoding.toys import GREEDY, blend, emit_window, on_tables, proposed, random_table, rounds_of
 from tests.drafting.literal_ensemble import literal_mean, literal_weights
 from tests.drafting.toy_ensemble import ensemble
 from tests.engine.passing import forward, poison
@@ -19,7 +19,6 @@ from vidspec.drafting.ensemble_chain import AdaptiveEnsembleChain, EnsembleChain
 from vidspec.drafting.ensemble_weights import ContextErrors
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import run_to_completion
-from vidspec.engine.rows import PassResult
 from vidspec.engine.sampling import Sampling
 from vidspec.models import loading
 from vidspec.models.base import Pixels
@@ -62,8 +61,7 @@ def test_weights_rest_on_every_verified_position(seed, rule, contexts, history):
             assert window.weights == pytest.approx(expected, abs=2e-4)
         prefixes = [[*text, *window.tokens[:i]] for i in range(gamma + 1)]
         logits = torch.stack([TARGET(tuple(prefix)) for prefix in prefixes])
-        drafter.observe(range(accepted), token, PassResult(logits, logits))
-        drafter.commit(range(accepted), token)
+        emit_window(drafter, window, range(accepted), token, logits)
         positions += [
             (distribution(TARGET, prefix), [distribution(table, prefix) for table in tables], emitted)
             for prefix, emitted in zip(prefixes, [*window.tokens[:accepted], token], strict=False)
@@ -85,10 +83,8 @@ def test_greedy_windows_take_the_best_of_the_mixture(rule):
             prefix = [*text, *window.tokens[:i]]
             mean = literal_mean(window.weights, [distribution(table, prefix) for table in TABLES])
             assert mean[drafted] == pytest.approx(max(mean))
-        if rule != "equal":
-            logits = torch.stack([TARGET((*text, i)) for i in range(gamma + 1)])
-            drafter.observe(range(accepted), token, PassResult(logits, logits))
-        drafter.commit(range(accepted), token)
+        logits = torch.stack([TARGET((*text, i)) for i in range(gamma + 1)])
+        emit_window(drafter, window, range(accepted), token, logits)
         text += [*window.tokens[:accepted], token]
 
 
@@ -113,8 +109,7 @@ def test_labels_have_the_temperature_and_all_tokens():
     drafter.begin(2)
     window = proposed(drafter, 1)
     logits = torch.stack([TARGET((2,)), TARGET((2, window.tokens[0]))])
-    drafter.observe((), 0, PassResult(logits, logits))
-    drafter.commit((), 0)
+    emit_window(drafter, window, (), 0, logits)
     plain = Sampling(2.5)
     seen = [(distribution(TARGET, [2], plain), [distribution(table, [2], plain) for table in TABLES[:2]], 0)]
     assert proposed(drafter, 1).weights == pytest.approx(literal_weights("inverse", seen, 2, "kl", None), abs=1e-4)
@@ -123,35 +118,18 @@ def test_labels_have_the_temperature_and_all_tokens():
 def test_one_pass_a_token():
     drafter = ensemble(TABLES, GREEDY, torch.Generator())
     drafter.begin(2)
-    proposed(drafter, 3)
-    drafter.commit(range(3), 4)  # the last drafted token and the bonus are read together
+    emit_window(drafter, proposed(drafter, 3), range(3), 4)  # the last drafted token and the bonus are read together
     proposed(drafter, 2)
     assert drafter.forwards == 5 and drafter.engine.passes == [4, 4, 4, 8, 4]
-
-
-def test_unobserved_bonuses_are_noticed():
-    """A schedule that keeps the target's distributions to itself cannot go unnoticed."""
-    drafter = ensemble(TABLES, GREEDY, torch.Generator(), "softmax")
-    drafter.begin(2)
-    proposed(drafter, 2)
-    drafter.commit((0, 1), 3)
-    with pytest.raises(ValueError):
-        proposed(drafter, 2)
-
-
-def test_only_adaptive_ensembles_learn():
-    assert ensemble(TABLES, GREEDY, torch.Generator(), "grid").learns
-    assert not ensemble(TABLES, GREEDY, torch.Generator()).learns
-    assert not Reciter([1]).learns
 
 
 def test_the_schedule_tells_it_how_the_target_judged():
     drafter = ensemble(TABLES, GREEDY, torch.Generator(), "grid")
     told = []
-    observe = drafter.observe
-    drafter.observe = lambda path, token, passed: (
-        told.append((tuple(path), token, passed.logits)),
-        observe(path, token, passed),
+    read = drafter.read
+    drafter.read = lambda tokens, passed: (
+        told.append((tuple(passed.path), tokens[-1], passed.logits)),
+        read(tokens, passed),
     )
     limits = StoppingRules(30, frozenset())
     seen = rounds_of(sequential, on_tables(TARGET, limits, draft=drafter, gamma=4))
@@ -208,7 +186,7 @@ def test_after_any_commit_the_cache_stands_for_what_was_emitted(real, seed):
             poison(span)
         window = proposed(drafter, gamma)
         assert window.tokens == greedy_from_scratch(real, emitted, gamma)
-        drafter.commit(range(accepted), token + 40)
+        emit_window(drafter, window, range(accepted), token + 40)
         emitted += [*window.tokens[:accepted], token + 40]
         assert all(span.length <= at + len(emitted) - 1 for span, at in zip(spans, begun, strict=True))
 
@@ -220,11 +198,9 @@ def test_each_number_of_accepted_tokens(real, accepted):
     drafter = AdaptiveEnsembleChain(engine, spans, GREEDY, torch.Generator(), ContextErrors("grid", 3))
     begun = [span.length for span in spans]
     drafter.begin(7)
-    proposed(drafter, 3)
+    window = proposed(drafter, 3)
     assert [span.length for span in spans] == [at + 3 for at in begun]
-    logits = torch.zeros(4, engine.model.vocabulary)
-    drafter.observe(range(accepted), 99, PassResult(logits, logits))
-    drafter.commit(range(accepted), 99)
+    emit_window(drafter, window, range(accepted), 99, torch.zeros(4, engine.model.vocabulary))
     assert [span.length for span in spans] == [at + 1 + min(accepted, 2) for at in begun]
 
 

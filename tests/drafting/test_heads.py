@@ -126,7 +126,7 @@ def pairs(tmp_path_factory):
 def watched(monkeypatch, change=lambda chain, tokens: tokens):
     """Windows in their order: what had been emitted, what the head drafted; the target gets what ``change`` says."""
     rounds, emitted = [], []
-    begin, propose, commit = HeadChain.begin, HeadChain.propose, HeadChain.commit
+    begin, propose, read = HeadChain.begin, HeadChain.propose, HeadChain.read
 
     def begins(self, token):
         emitted[:] = [token]
@@ -138,13 +138,13 @@ def watched(monkeypatch, change=lambda chain, tokens: tokens):
         self._draft = type(draft)(tuple(change(list(emitted), draft.tokens)), draft.parents)
         return self._draft
 
-    def commits(self, path, token):
-        emitted.extend([*(self._draft.tokens[node] for node in path), token])
-        commit(self, path, token)
+    def reads(self, tokens, passed):
+        emitted.extend(tokens)
+        read(self, tokens, passed)
 
     monkeypatch.setattr(HeadChain, "begin", begins)
     monkeypatch.setattr(HeadChain, "propose", proposes)
-    monkeypatch.setattr(HeadChain, "commit", commits)
+    monkeypatch.setattr(HeadChain, "read", reads)
     return rounds
 
 

@@ -13,6 +13,7 @@ from tests.decoding.toys import (
     Reciter,
     ToyEngine,
     blend,
+    emit_window,
     greedy_text,
     on_tables,
     proposed,
@@ -24,6 +25,7 @@ from tests.tiers import examples
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.schedules.autoregressive import autoregressive
 from vidspec.decoding.schedules.sequential import sequential
+from vidspec.drafting.base import NO_DRAFT
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.drafters.hybrid import HybridDraft, HybridDrafter
 from vidspec.drafting.drafters.ngram import NgramDraft
@@ -64,7 +66,7 @@ def remembering(*texts):
 def written(one, text):
     first, *rest = text
     one.begin(first)
-    one.wrote(rest)
+    one.add(rest)
     return one
 
 
@@ -85,10 +87,11 @@ def test_the_most_frequent_continuation_is_proposed_and_of_equals_the_newest():
 
 def test_ngram_knows_the_prompt_and_its_own_text_alone():
     one = written(begun(NgramDraft(), prompt=[5, 6, 7, 8]), [1, 6, 7])
-    assert proposed(one, 1).tokens == (8,)
-    one.commit((0,), 9)
+    draft = proposed(one, 1)
+    assert draft.tokens == (8,)
+    emit_window(one, draft, (0,), 9)
     assert one.text == [1, 6, 7, 8, 9]
-    one.wrote([6, 7])
+    one.add([6, 7])
     assert proposed(one, 2).tokens == (8, 9)  # its own text is newer than the prompt
     one.finish(one.text)
     assert proposed(written(begun(NgramDraft()), [6, 7]), 2).tokens == ()
@@ -99,7 +102,7 @@ def test_a_finished_text_is_remembered_for_all_clips():
     first = written(begun(kind), [1, 2, 3])
     second = written(begun(kind), [1, 2])
     assert proposed(second, 2).tokens == ()
-    second.commit((), 5)
+    emit_window(second, NO_DRAFT, (), 5)
     first.finish([1, 2, 5, 6, 7])
     assert proposed(second, 2).tokens == (6, 7)
 
@@ -149,9 +152,10 @@ def test_proposals_that_fail_are_made_less_and_less():
     made = 0
     for _ in range(60):
         one = written(begun(kind, price=0.1), [1, 2])
-        if proposed(one, 1).tokens:
+        draft = proposed(one, 1)
+        if draft.tokens:
             made += 1
-            one.commit((), 9)
+            emit_window(one, draft, (), 9)
     assert 0 < made < 60
 
 
@@ -227,7 +231,7 @@ def test_a_hybrid_takes_what_gains_more():
     sure = TimedWindows(lambda rows: 1 + 0.01 * rows, 0.3)
     one = hybrid(Reciter([9]), kind, sure, gamma=3)
     one.begin(1)
-    one.lookup.wrote([2, 3, 5])
+    one.lookup.add([2, 3, 5])
     assert proposed(one, 8).tokens == (6, 7, 8)  # nothing to pay for
     one = hybrid(Reciter([9]), kind, sure, gamma=3)
     one.begin(4)

@@ -1,5 +1,7 @@
 """Token recycling: successors are the target's own choices, and the text is plain decoding's."""
 
+from dataclasses import replace
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,16 +24,13 @@ def test_the_targets_last_choice_behind_a_token_is_proposed():
     one = begun(RecycleDraft())
     one.begin(3)
     assert proposed(one, 4).tokens == ()
-    one.observe((), 1, window_pass(chain(*one.window), torch.eye(5)[[1]]))
-    one.commit((), 1)
+    one.read((1,), window_pass(chain(*one.window), torch.eye(5)[[1]]))
     assert proposed(one, 4).tokens == ()  # nothing is known behind 1
-    one.observe((), 3, window_pass(chain(*one.window), torch.eye(5)[[3]]))
-    one.commit((), 3)
+    one.read((3,), window_pass(chain(*one.window), torch.eye(5)[[3]]))
     assert proposed(one, 3).tokens == (1, 3, 1)
-    one.observe(
-        (0,), 2, window_pass(chain(*one.window), torch.eye(5)[[1, 2, 4, 0]])
-    )  # 1 is right; the rows behind it count too, the last the most
-    one.commit((0,), 2)
+    # 1 is right; the rows behind it count too, the last the most.
+    passed = window_pass(chain(*one.window), torch.eye(5)[[1, 2, 4, 0]])
+    one.read((1, 2), replace(passed, path=(0,)))
     assert one.text == [3, 1, 3, 1, 2] and one.successors == {3: 4, 1: 0}
 
 

@@ -7,6 +7,7 @@ import torch
 
 from tests.acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value
 from tests.checkpoints import checkpoint
+from tests.decoding.toys import emit_window
 from tests.engine.passing import forward, poison
 from tests.model_pairs import Pair
 from tests.tiers import full_but
@@ -103,7 +104,7 @@ def test_drawn_texts_have_the_targets_distribution(pair):
             verdict = ExactRule()(draft, passed, rng)
             tokens += [*(draft.tokens[node] for node in verdict.path), verdict.token]
             target.commit(verdict.path, verdict.token, passed)
-            drafter.commit(verdict.path, verdict.token)
+            emit_window(drafter, draft, verdict.path, verdict.token)
         return tuple(tokens[: limits.max_new_tokens])
 
     with torch.inference_mode():

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from tests.decoding.toys import proposed
+from tests.decoding.toys import emit_window, proposed
 from tests.engine.passing import forward, poison
 from vidspec.config.part_sections import TREE
 from vidspec.drafting.static_tree import parse_tree
@@ -52,7 +52,7 @@ def test_after_any_commit_it_proposes_the_best_children(engine, prefix, path):
     draft = proposed(drafter, 5)
     assert draft.tokens == expected_tree(engine, prefix, [7], nodes) and draft.probs is None
     assert drafter.forwards == 5  # the root, and four levels with children
-    drafter.commit(path, 99)
+    emit_window(drafter, draft, path, 99)
     emitted = [7, *(draft.tokens[node] for node in path), 99]
     assert drafter.span.length <= prefix.length + len(emitted) - 1
     poison(drafter.span)
@@ -64,8 +64,9 @@ def test_depth_is_cut_at_the_end_of_the_text(engine, prefix):
     nodes = parse_tree(TREE)
     drafter = TreeDrafter(engine, engine.prefill(prefix, ROOM).span, nodes)
     drafter.begin(7)
-    assert proposed(drafter, 0).tokens == () and drafter.forwards == 0
-    drafter.commit((), 8)
+    draft = proposed(drafter, 0)
+    assert draft.tokens == () and drafter.forwards == 0
+    emit_window(drafter, draft, (), 8)
     draft = proposed(drafter, 2)
     assert len(draft.tokens) == 12 and max(draft.depths) == 2
     assert draft.tokens == expected_tree(engine, prefix, [7, 8], nodes[:12])

@@ -356,7 +356,7 @@ def test_one_row_against_six(captioner, monkeypatch):
 
     def wrong(batch):
         passed = run(batch)
-        return [one._replace(logits=-one.logits) if len(one.logits) == 6 else one for one in passed]
+        return [replace(one, logits=-one.logits) if len(one.logits) == 6 else one for one in passed]
 
     monkeypatch.setattr(captioner.client.setup.target, "run", wrong)
     found = folder.disagreement(("embedded", "float32"), captioner, records, clips)

@@ -13,7 +13,7 @@ from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.target import Target
 from vidspec.drafting.base import NO_DRAFT
 from vidspec.engine.requests import Encode, Steps
-from vidspec.engine.rows import PrefillResult
+from vidspec.engine.rows import PassResult, PrefillResult
 from vidspec.events.events import InputsReleased
 from vidspec.events.record import LossyRecord
 
@@ -25,10 +25,10 @@ class PrunedTarget(Target):
 
     pruned: PrunedTargetEngine
 
-    def step(self) -> Steps[int]:
+    def step(self) -> Steps[PassResult]:
         (passed,) = yield Encode(partial(self.pruned.run, [self.rows(NO_DRAFT)]))
         self.commit((), passed.chosen[0], passed)
-        return self._last_token
+        return passed  # type: ignore[no-any-return]
 
 
 def decode(method: PruningRule, sequence: Sequence) -> Steps[None]:

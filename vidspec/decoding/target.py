@@ -82,11 +82,11 @@ class Target:
         processor = self.history.changes_for_paths([(), *draft.paths]) if self.history is not None else None
         return Rows(self.span, tokens, parents, tapped=self.tapped, draw=self._draw_rule(draft), processor=processor)
 
-    def step(self) -> Steps[int]:
-        """Decode one token plainly."""
+    def step(self) -> Steps[PassResult]:
+        """Decode one token plainly, and return its pass."""
         (passed,) = yield Forward(self.engine, [self.rows(NO_DRAFT)])
         self.commit((), passed.chosen[0], passed)
-        return self._last_token
+        return passed  # type: ignore[no-any-return]
 
     def _draw_rule(self, draft: Draft) -> DrawRule | None:
         """Return the rule for drawing tokens after a window: nodes at one depth share a number, as one is emitted."""
@@ -124,6 +124,8 @@ class Target:
 def verify(sequence: Sequence, draft: Draft, round: int = 0) -> Steps[tuple[Verdict, PassResult]]:
     """Verify a window with one pass and the sequence's rule; the target's cache follows the verdict.
 
+    ``drafter.read`` takes the tokens of the verdict and the pass.
+
     Args:
         sequence: the clip, whose prompt has been read.
         draft: the window.
@@ -140,4 +142,5 @@ def verify(sequence: Sequence, draft: Draft, round: int = 0) -> Steps[tuple[Verd
     seconds += trace.lap("accept")
     target.commit(verdict.path, verdict.token, passed)
     verdict.draft, verdict.probabilities, verdict.seconds, verdict.round = draft, target.probabilities, seconds, round
+    passed.path = verdict.path
     return verdict, passed

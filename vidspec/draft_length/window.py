@@ -79,15 +79,12 @@ class DraftWindow:
         return self._state.acceptance.beta
 
     def rest(self) -> bool:
-        """Return True if this clip's next round is plain decoding; counts the round, in place of :meth:`update`."""
+        """Return True if this clip's next round is plain decoding."""
         self._controller.choose_windows()
-        if self._state.next:
-            return False
-        self._controller.count_outcome(self._state, 0, 0)
-        return True
+        return not self._state.next
 
     def update(self, drafted: int, accepted: int, beside: int = 0) -> None:
-        """Add a verified window of this clip.
+        """Add a round of this clip, one of plain decoding with zeros.
 
         Args:
             drafted, accepted: number of tokens in the window, and of those accepted; for a tree on its best path.

@@ -16,6 +16,7 @@ from vidspec.drafting.base import Draft
 from vidspec.drafting.tree import TreeDrafter
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import Steps
+from vidspec.engine.rows import PassResult
 from vidspec.engine.slab import KVSpan
 
 __all__ = ["AdaptiveDrafter"]
@@ -48,10 +49,6 @@ class AdaptiveDrafter(TreeDrafter):
     def rest(self) -> bool:
         return self.trees.rest() and self.window.rest()
 
-    def catch_up(self, token_ids: Sequence[int]) -> None:
-        for token in token_ids:
-            super().commit((), token)
-
     def propose(self, gamma: int) -> Steps[Draft]:
         self._growth, self._draft = None, Draft((), ())
         if gamma > 0 and (budget := self.trees.budget(self.window, gamma)).width > 1:
@@ -83,19 +80,18 @@ class AdaptiveDrafter(TreeDrafter):
             tuple(number[growth.parents[node]] for node in self._kept),
         )
 
-    def commit(self, path: Sequence[int], token: int) -> None:
+    def read(self, tokens: Sequence[int], passed: PassResult) -> None:
         if self._growth is None:
-            self.window.update(len(self._draft.tokens), len(path))
+            self.window.update(len(self._draft.tokens), len(passed.path))
         else:
-            self._record_verdict(self._growth, [self._kept[node] for node in path], token)
-        super().commit(path, token)
+            self._record_verdict(self._growth, [self._kept[node] for node in passed.path], tokens)
+            self._growth = None
+        super().read(tokens, passed)
 
-    def _record_verdict(self, growth: GrowingTree, path: Sequence[int], token: int) -> None:
+    def _record_verdict(self, growth: GrowingTree, path: Sequence[int], emitted: Sequence[int]) -> None:
         """Update calibration and the tree's gain; ``path`` are the accepted nodes, in the order of growth."""
         self.trees.add_tree(growth, self._chain, len(path))
-        reached = (-1, *path)
-        wanted = (*(self._tokens[node] for node in path), token)
-        for node, right in zip(reached, wanted, strict=True):
+        for node, right in zip((-1, *path), emitted, strict=True):
             for child in growth.children.get(node, ()):
                 self.trees.calibration.update(growth.probabilities[child], self._tokens[child] == right)
         best: list[int] = []  # the chain in the tree

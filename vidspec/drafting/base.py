@@ -1,4 +1,4 @@
-"""The contract of drafters: propose a window, then commit the tokens that the target accepted.
+"""The contract of drafters: propose a window, then read the tokens that the target emitted.
 
 A :class:`DrafterKind` is registered; it opens a :class:`Drafter` for each clip. A drafter without a model derives from
 :class:`FreeDrafter`, which is both, and implements ``guess``. Further abilities of a drafter are hooks: attributes and
@@ -105,9 +105,7 @@ class Drafter(ABC):
         spans: sequences that hold the emitted text, or its beginning, after their prompts.
         declined: rounds so far without a proposal, because it was expected to cost more than it gains.
         paces: True if it chooses the length of its windows itself, up to the requested one; see :meth:`set_pace`.
-        learns: True if it learns from the target's passes; see :meth:`observe`. A schedule that passes token ids only
-            refuses it, as it does one with ``tapped``.
-        tapped: blocks of the target whose inputs it reads; see :meth:`observe_states`.
+        tapped: blocks of the target whose inputs :meth:`read` finds in ``passed.tapped``.
         history: the emitted text with the profile's penalties, which the drafter's choices should follow as the
             target's do; set before :meth:`begin`, None without penalties.
         origin: of its accepted tokens.
@@ -117,7 +115,6 @@ class Drafter(ABC):
     declined: int = 0
     spans: Sequence[KVSpan] = ()
     paces: bool = False
-    learns: bool = False
     tapped: tuple[int, ...] = ()
     history: TextHistory | None = None
     origin: Origin = "draft"
@@ -134,43 +131,25 @@ class Drafter(ABC):
         """
 
     @abstractmethod
-    def commit(self, path: Sequence[int], token: int) -> None:
-        """Commit the tokens at ``path`` of the last window, and the target's own ``token`` after them."""
+    def read(self, tokens: Sequence[int], passed: PassResult) -> None:
+        """Read what the target emitted in a round: tokens of the last window, and the target's own after them.
+
+        Called once after every round, those of plain decoding included. If it proposed nothing, all tokens are others'.
+
+        Args:
+            tokens: at least one.
+            passed: the target's pass over the window. Row 0 follows the last token before it, row i + 1 its i-th
+                token; ``passed.path`` are the indices of those that are emitted.
+        """
 
     def rest(self) -> bool:
-        """Return True to propose nothing in the next round, which is then plain decoding; called before every round.
-
-        Tokens of such rounds arrive by :meth:`catch_up`, before it proposes again or not at all.
-        """
+        """Return True to propose nothing in the next round, which is then plain decoding; called before every round."""
         return False
-
-    def catch_up(self, token_ids: Sequence[int]) -> None:
-        """Take the tokens that the target emitted while it rested."""
-        for token in token_ids:
-            self.commit((), token)
 
     def set_pace(self, pace: WindowController, window: DraftWindow) -> None:  # noqa: B027
         """Take the measured cost of passes, and the clip's window, to which the drafter reports every round.
 
         Called before :meth:`begin`, if it ``paces``.
-        """
-
-    def observe(self, path: Sequence[int], token: int, passed: PassResult) -> None:  # noqa: B027
-        """Observe the target's pass over the last window, before its :meth:`commit`. Called if it ``learns``.
-
-        Args:
-            path: indices of the window's tokens that are emitted, in order.
-            token: the target's own, emitted after them.
-            passed: the target's pass, gamma + 1 rows; row 0 follows the last committed token, row i + 1 the i-th
-                drafted one.
-        """
-
-    def observe_states(self, states: torch.Tensor) -> None:  # noqa: B027
-        """Observe the target's states over the last window, before its :meth:`commit`. Called if it has ``tapped``.
-
-        Args:
-            states: (gamma + 1, blocks * hidden) the inputs of the ``tapped`` blocks, concatenated; row 0 is that of the
-                last committed token, row i + 1 that of the i-th drafted one.
         """
 
     def finish(self, token_ids: Sequence[int]) -> None:  # noqa: B027
@@ -282,16 +261,18 @@ class FreeDrafter(DrafterKind, Drafter):
         """Observe emitted ids, which have been appended to :attr:`text`."""
 
     def begin(self, token: int) -> None:
-        self._emitted([token])
+        self.add([token])
 
     def propose(self, gamma: int) -> Steps[Draft]:
         yield from ()
         self.window = tuple(self.guess(gamma))[:gamma] if gamma else ()
         return Draft.chain(self.window)
 
-    def commit(self, path: Sequence[int], token: int) -> None:
-        self._emitted([*(self.window[node] for node in path), token])
+    def read(self, tokens: Sequence[int], passed: PassResult) -> None:
+        self.window = ()
+        self.add(tokens)
 
-    def _emitted(self, token_ids: list[int]) -> None:
+    def add(self, token_ids: Sequence[int]) -> None:
+        """Add emitted ids, whoever proposed them."""
         self.text += token_ids
         self.accept(token_ids)

@@ -103,7 +103,6 @@ class BlockDrafter(Drafter):
         self.spans, self.tapped = (span,), engine.model.blocks
         self._uniforms = UniformNumbers(rng)
         self._last = -1
-        self._seen: torch.Tensor | None = None  # the target's states in the pass over the last window
         self._unread: list[torch.Tensor] = []  # the target's states of rows that have no entry yet
         self._draft = NO_DRAFT
         self._probabilities: Sequence[float] = ()
@@ -225,15 +224,12 @@ class BlockDrafter(Drafter):
         self._uniforms.emitted(len(tokens))
         return tokens, torch.cat(probs)
 
-    def observe_states(self, states: torch.Tensor) -> None:
-        self._seen = states
-
-    def commit(self, path: Sequence[int], token: int) -> None:
-        if self._seen is None:
+    def read(self, tokens: Sequence[int], passed: PassResult) -> None:
+        if passed.tapped is None:
             raise ValueError("the target's states of the last window are needed")
-        self._unread.append(self._seen[: len(path) + 1])
+        self._unread.append(passed.tapped[: len(tokens)])
         if self._window is not None:
-            self._window.update(len(self._draft.tokens), len(path))
+            self._window.update(len(self._draft.tokens), len(passed.path))
         if self._blocks is not None and self._draft.tokens:
-            self._blocks.add_block(self._rows, self._probabilities, len(path))
-        self._last, self._seen, self._draft = token, None, NO_DRAFT
+            self._blocks.add_block(self._rows, self._probabilities, len(passed.path))
+        self._last, self._draft = tokens[-1], NO_DRAFT

@@ -100,22 +100,19 @@ class ChainWindows(Drafter):
     def begin(self, token: int) -> None:
         self._unread = [token]
 
-    def commit(self, path: Sequence[int], token: int) -> None:
+    def read(self, tokens: Sequence[int], passed: PassResult) -> None:
         if self._follows:  # the target's own entries, which hold all but the last token now
             self.spans[0].is_follower()
-            self._unread, self._window = [token], ()
+            self._unread, self._window = [tokens[-1]], ()
             return
         if not self._window:  # nothing was read either
-            self._unread = [*self._unread, token]
+            self._unread = [*self._unread, *tokens]
             return
-        accepted = len(path)
         base = self._committed + len(self._unread)
-        self._committed = min(base + accepted, self.spans[0].length - self._prompts[0])
+        self._committed = min(base + len(tokens) - 1, self.spans[0].length - self._prompts[0])
         for span, prompt in zip(self.spans, self._prompts, strict=True):
             span.rollback(prompt + self._committed)
-        read = self._committed - base
-        self._unread = [*self._window[read:accepted], token]
-        self._window = ()
+        self._unread, self._window = [*tokens[self._committed - base :]], ()
 
 
 class ChainDrafter(ChainWindows):

@@ -82,8 +82,6 @@ class AdaptiveEnsembleChain(EnsembleChain):
         evidence: the rule and its measurements.
     """
 
-    learns = True
-
     def __init__(
         self,
         engine: Engine,
@@ -98,14 +96,15 @@ class AdaptiveEnsembleChain(EnsembleChain):
         #: The target's distribution (V,) and the emitted token, at positions that no context has read yet.
         self._labels: list[tuple[torch.Tensor, int]] = []
 
-    def observe(self, path: Sequence[int], token: int, passed: PassResult) -> None:
+    def read(self, tokens: Sequence[int], passed: PassResult) -> None:
         device = self._rows[0].device if self._rows else passed.logits.device
-        soft = self._soften.distribution(passed.logits[: len(path) + 1]).to(device)
-        labels = list(zip(soft, [*(self._window[node] for node in path), token], strict=True))
+        soft = self._soften.distribution(passed.logits[: len(tokens)]).to(device)
+        labels = list(zip(soft, tokens, strict=True))
         for (p, emitted), q in zip(labels, self._rows, strict=False):
             self.evidence.add(p, q, emitted)
         self._labels += labels[len(self._rows) :]  # after a window accepted whole
         self._rows = []
+        super().read(tokens, passed)
 
     def _store_distributions(self, each: torch.Tensor) -> None:
         *late, row = each

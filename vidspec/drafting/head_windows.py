@@ -42,22 +42,17 @@ class HeadTree(TreeDrafter):
         self.tapped, self._ids = head.blocks, head.tokens
         self._states = [HeadState(states, 0)]  # before each unread token
         self._own: dict[int, HeadState] = {}  # after each node of the tree; -1 is the last emitted token
-        self._seen: torch.Tensor | None = None  # the target's states in the pass over the last window
 
-    def observe_states(self, states: torch.Tensor) -> None:
-        self._seen = states
-
-    def commit(self, path: Sequence[int], token: int) -> None:
-        if self._seen is None:
+    def read(self, tokens: Sequence[int], passed: PassResult) -> None:
+        if passed.tapped is None:
             raise ValueError("the target's states of the last window are needed")
-        tokens = [*(self._draft.tokens[node] for node in path), token]
-        states = [HeadState(self._seen, row) for row in (0, *(node + 1 for node in path))]
+        states = [HeadState(passed.tapped, row) for row in passed.emitted_rows]
         if self._draft.tokens:
             self.span.rollback(self._base)
-            self._unread, self._states = tokens, states
+            self._unread, self._states = [*tokens], states
         else:  # nothing drafted: unread pairs stay unread
             self._unread, self._states = [*self._unread, *tokens], [*self._states, *states]
-        self._draft, self._seen, self._own = Draft((), ()), None, {}
+        self._draft, self._own = Draft((), ()), {}
 
     def _run(self, rows: Rows, frontier: Sequence[int], parents: Sequence[int]) -> Steps[PassResult]:
         first = list(frontier) == [-1]
@@ -79,15 +74,12 @@ class HeadChain(HeadTree):
 
 
 class HeadAdaptive(AdaptiveDrafter, HeadTree):
-    """Adaptive tree or chain of a head, which needs every pass of the target: it does not rest."""
+    """Adaptive tree or chain of a head."""
 
     def __init__(self, engine: Engine[Head], span: KVSpan, states: torch.Tensor) -> None:
         TreeDrafter.__init__(self, engine, span, ())
         self._start()
         self._take_head(engine.model, states)
-
-    def rest(self) -> bool:
-        return False
 
 
 def head_drafter(wanted: DraftSection, engine: Engine[Head], span: KVSpan, states: torch.Tensor) -> HeadTree:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vidspec.draft_length.window import DraftWindow
     from vidspec.drafting.context import DraftContext
     from vidspec.engine.requests import Steps
+    from vidspec.engine.rows import PassResult
 
 __all__ = ["LONGEST", "LookupDrafter", "LookupProposal", "MatchAcceptance", "RowPrices"]
 
@@ -121,10 +122,6 @@ class LookupDrafter(FreeDrafter):
     def accept(self, token_ids: Sequence[int]) -> None:
         self._own.add(token_ids)
 
-    def wrote(self, token_ids: Sequence[int]) -> None:
-        """Add emitted ids that another drafter proposed."""
-        self._emitted(list(token_ids))
-
     def finish(self, token_ids: Sequence[int]) -> None:
         if self.memory is not None:
             self.memory.add(token_ids)
@@ -139,18 +136,18 @@ class LookupDrafter(FreeDrafter):
         self._found, self.window = found, found.tokens
         return Draft(found.tokens, found.parents)
 
-    def commit(self, path: Sequence[int], token: int) -> None:
+    def read(self, tokens: Sequence[int], passed: PassResult) -> None:
         found, self._found = self._found, NOTHING
         if self._turns is not None:
-            self._turns.update(0, len(path))  # the model drafted nothing
+            self._turns.update(0, len(passed.path))  # the model drafted nothing
         node, depth = -1, 0
-        for following in [*path, None]:
+        for following in [*passed.path, None]:
             share = sum(s for s, parent in zip(found.shares, found.parents, strict=True) if parent == node)
             if share:
                 self.reliance.update(found.length + depth, share, following is not None)
             if following is not None:
                 node, depth = following, depth + 1
-        super().commit(path, token)
+        super().read(tokens, passed)
 
     def proposal(self, gamma: int) -> LookupProposal:
         """Return the proposal, at most ``gamma`` deep."""

@@ -99,18 +99,17 @@ class TreeDrafter(Drafter):
         self._entry = {node: node for node in range(length - 1)}
         return Draft.chain(tokens)
 
-    def commit(self, path: Sequence[int], token: int) -> None:
+    def read(self, tokens: Sequence[int], passed: PassResult) -> None:
         if self.span.is_follower():  # the target's own entries, which hold all but the last token now
-            self._unread, self._draft = [token], Draft((), ())
+            self._unread, self._draft = [tokens[-1]], Draft((), ())
             return
         if not self._draft.tokens:  # nothing was read either
-            self._unread = [*self._unread, token]
+            self._unread = [*self._unread, *tokens]
             return
-        kept = [self._entry[node] for node in path if node in self._entry]
+        kept = [self._entry[node] for node in passed.path if node in self._entry]
         if kept == list(range(len(kept))):
             self.span.rollback(self._base + len(kept))
         else:
             self.span.gather(self._base, kept)
         self._base += len(kept)
-        self._unread = [*(self._draft.tokens[node] for node in path[len(kept) :]), token]
-        self._draft = Draft((), ())
+        self._unread, self._draft = [*tokens[len(kept) :]], Draft((), ())

@@ -182,9 +182,9 @@ class Engine(Generic[M]):
             taps.observe_block_input(decoder.depth, rows[inner])
             taps.end()
         passed = self._results(batch, rows, needed)
-        if not tapped:
-            return passed
-        return self._add_tapped(batch, passed, {**entering, decoder.depth: rows}, inside, after)
+        if tapped:
+            self._add_tapped(batch, passed, {**entering, decoder.depth: rows}, inside, after)
+        return passed
 
     @torch.inference_mode()
     def greedy(
@@ -388,19 +388,19 @@ class Engine(Generic[M]):
         entering: Mapping[int, torch.Tensor],
         inside: Sequence[slice],
         after: Sequence[slice],
-    ) -> list[PassResult]:
-        """Return the results with the inputs of the blocks that each sequence taps.
+    ) -> None:
+        """Add the inputs of the blocks that each sequence taps to the results.
 
         Args:
             batch, passed: the rows of each sequence, and their results.
             entering: rows that enter each tapped block, and after the last one.
             inside, after: rows of each sequence in the blocks, and after the last one.
         """
-        device, depth, results = self.model.device, self.model.decoder.depth, list[PassResult]()
+        device, depth = self.model.device, self.model.decoder.depth
         for part, result, own, left in zip(batch, passed, inside, after, strict=True):
             states = [entering[block][left if block == depth else own].to(device) for block in part.tapped]
-            results.append(result._replace(tapped=torch.cat(states, dim=1)) if states else result)
-        return results
+            if states:
+                result.tapped = torch.cat(states, dim=1)
 
 
 def _chain_rows(

@@ -183,7 +183,8 @@ class ChainRule:
     uniforms: Sequence[float] = ()
 
 
-class PassResult(NamedTuple):
+@dataclass(eq=False)
+class PassResult:
     """The result of a pass for one sequence.
 
     Attributes:
@@ -198,6 +199,7 @@ class PassResult(NamedTuple):
             ``Rows.draw`` the likeliest.
         top: for each row ``Rows.top`` token ids, the likeliest first, and their probabilities.
         probs: (drawn rows, vocabulary) the distributions they were drawn from; None without ``Rows.draw``.
+        path: of a verified window, the indices of its tokens that are emitted, in order.
     """
 
     logits: torch.Tensor
@@ -208,6 +210,7 @@ class PassResult(NamedTuple):
     chosen: Sequence[int] = ()
     top: Sequence[tuple[Sequence[int], Sequence[float]]] = ()
     probs: torch.Tensor | None = None
+    path: Sequence[int] = ()
 
     @property
     def own_states(self) -> list[HeadState]:
@@ -215,12 +218,10 @@ class PassResult(NamedTuple):
         tapped = self.tapped
         return [] if tapped is None else [HeadState(tapped, row, own=True) for row in range(len(tapped))]
 
-    def row(self, at: int) -> PassResult:
-        """Return one row's logits, states and tokens."""
-        part = slice(at, at + 1)
-        return PassResult(
-            self.logits[part], self.hidden[part], likeliest=self.likeliest[part], chosen=self.chosen[part]
-        )
+    @property
+    def emitted_rows(self) -> tuple[int, ...]:
+        """Rows of a verified window that the emitted tokens follow, one for each."""
+        return 0, *(node + 1 for node in self.path)
 
 
 class PrefillResult(NamedTuple):

@@ -17,10 +17,13 @@ def autoregressive(sequence: Sequence) -> Steps[None]:
 
 
 def plain_round(sequence: Sequence) -> Steps[bool]:
-    """Emit the round of one target token; return True if the text ends with it."""
+    """Emit the round of one target token, which the drafter reads; return True if the text ends with it."""
     target, trace = sequence.target, sequence.trace
     trace.begin()
-    token = yield from target.step()
+    passed = yield from target.step()
+    token = passed.chosen[0]
+    if sequence.drafter is not None:
+        sequence.drafter.read((token,), passed)
     verify_s, elapsed = trace.lap("verify"), trace.elapsed() - sequence.text_start
     probabilities, over = target.probabilities, sequence.limits.is_finished([*sequence.token_ids, token])
 

@@ -1,4 +1,4 @@
-"""The sequential schedule: draft a window, verify it, commit (all five papers' common ground)."""
+"""The sequential schedule: draft a window, verify it, read what is emitted (all five papers' common ground)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["make_round", "sequential"]
 def sequential(sequence: Sequence) -> Steps[None]:
     """Continue a text after its first token, a round per verification.
 
-    A round without a draft is a plain decoding step; the drafter reads its token before it drafts again. The window
+    A round without a draft is a plain decoding step. The window
     shrinks at the end of the text so that ``max_new_tokens`` is reached exactly; EOS, or a loop that is to be stopped,
     ends the text even in the middle of an accepted window.
     """
@@ -30,19 +30,15 @@ def sequential(sequence: Sequence) -> Steps[None]:
     trace, limits, window = sequence.trace, sequence.limits, sequence.window
     if drafter is None or sequence.acceptance is None:
         raise ValueError("the sequential schedule needs a drafter and an acceptance rule")
-    observes = drafter.learns or bool(drafter.tapped)  # needs every pass
-    rests = window.rest if window is not None and not observes else drafter.rest
+    rests, over = drafter.rest if window is None else window.rest, False
     drafter.begin(sequence.token_ids[0])
-    over, unread = False, 0  # emitted tokens that the drafter has not read
     while not over:
         if rests():
             over = yield from plain_round(sequence)
-            unread += 1
             drafter.declined += 1
+            if window is not None:
+                window.update(0, 0)
             continue
-        if unread:
-            drafter.catch_up(sequence.token_ids[-unread:])
-            unread = 0
         left = limits.max_new_tokens - len(sequence.token_ids) - 1
         gamma = min(window.gamma if window else sequence.gamma, left)
         drafter.declined += left > 0 and not gamma
@@ -50,16 +46,12 @@ def sequential(sequence: Sequence) -> Steps[None]:
         draft = yield from drafter.propose(gamma)
         draft_s = trace.lap("draft", "draft")
         verdict, passed = yield from verify(sequence, draft)
-        if drafter.learns:
-            drafter.observe(verdict.path, verdict.token, passed)
-            draft_s += trace.lap("draft", "draft")
-        if passed.tapped is not None:
-            drafter.observe_states(passed.tapped)
-        drafter.commit(verdict.path, verdict.token)
+        written = verdict.tokens
+        drafter.read(written, passed)
         trace.lap("rollback")
         if window is not None:
             window.update(len(draft.tokens), len(verdict.path))
-        tokens, over = limits.cut(verdict.tokens, sequence.token_ids)
+        tokens, over = limits.cut(written, sequence.token_ids)
         measured = trace.elapsed() - sequence.text_start, draft_s, gamma if window is not None else 0
         made = partial(make_round, sequence, drafter.origin, tokens, verdict, *measured)
         sequence.emit_round(tokens, made, last=over)

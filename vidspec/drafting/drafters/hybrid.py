@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import Field
 
-from vidspec.drafting.base import Draft, Drafter, DrafterKind, drafters
+from vidspec.drafting.base import NO_DRAFT, Draft, Drafter, DrafterKind, drafters
 from vidspec.drafting.drafters.suffix import MemoryPath, SuffixDraft
 from vidspec.drafting.lookup import LookupDrafter
 from vidspec.errors import ProfileError, option
 from vidspec.registry import OptionConflict, options_of
 
 if TYPE_CHECKING:
-    import torch
-
     from vidspec.config.schema import Profile
     from vidspec.draft_length.pace import WindowController
     from vidspec.draft_length.prices import TokenPrices
@@ -41,13 +39,12 @@ class HybridDrafter(Drafter):
     paces = True
     prices: TokenPrices
     window: DraftWindow
-    _states: torch.Tensor
 
     def __init__(self, model: Drafter, lookup: LookupDrafter, gamma: int | None) -> None:
         self.model, self.lookup, self.gamma = model, lookup, gamma
-        self._drafted: Draft | None = None  # by the model
+        self._drafted = NO_DRAFT  # by the model
         self._looked_up = False
-        self.spans, self.learns, self.tapped = model.spans, model.learns, model.tapped
+        self.spans, self.tapped = model.spans, model.tapped
         self.forwards = model.forwards
 
     def set_pace(self, pace: WindowController, window: DraftWindow) -> None:
@@ -75,41 +72,14 @@ class HybridDrafter(Drafter):
         self.forwards = self.model.forwards
         return self._drafted
 
-    def commit(self, path: Sequence[int], token: int) -> None:
+    def read(self, tokens: Sequence[int], passed: PassResult) -> None:
         if self._looked_up:
-            tokens = [self.lookup.window[node] for node in path]
-            self.lookup.commit(path, token)
-            for row, one in zip((0, *(node + 1 for node in path)), (*tokens, token), strict=True):
-                self.follow(row, one)
-            return
-        drafted = cast(Draft, self._drafted)
-        self.window.update(len(drafted.tokens), len(path))
-        self.lookup.wrote([*(drafted.tokens[node] for node in path), token])
-        self.model.commit(path, token)
-
-    def follow(self, row: int, token: int) -> None:
-        """Give the model a token that it did not draft, as in a round without a proposal.
-
-        ``row`` is the window's row that the token follows.
-        """
-        if self.tapped:
-            self.model.observe_states(self._states[row : row + 1])
-        self.model.commit((), token)
-
-    def observe(self, path: Sequence[int], token: int, passed: PassResult) -> None:
-        """Forward the pass to the model, also for tokens from the lookup."""
-        if not self._looked_up:
-            self.model.observe(path, token, passed)
-            return
-        window = self.lookup.window
-        for row, one in zip((0, *(node + 1 for node in path)), (*(window[node] for node in path), token), strict=True):
-            self.model.observe((), one, passed.row(row))
-
-    def observe_states(self, states: torch.Tensor) -> None:
-        """Forward the states to the head, also for tokens from the lookup."""
-        self._states = states
-        if not self._looked_up:
-            self.model.observe_states(states)
+            self.lookup.read(tokens, passed)
+        else:
+            self.window.update(len(self._drafted.tokens), len(passed.path))
+            self.lookup.add(tokens)
+        self._looked_up, self._drafted = False, NO_DRAFT
+        self.model.read(tokens, passed)
 
     def finish(self, token_ids: Sequence[int]) -> None:
         self.lookup.finish(token_ids)

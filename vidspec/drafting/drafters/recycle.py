@@ -20,8 +20,6 @@ class RecycleDraft(FreeDrafter):
     successors and drafts a tree.
     """
 
-    learns = True
-
     def __init__(self) -> None:
         self.successors: dict[int, int] = {}
 
@@ -35,6 +33,7 @@ class RecycleDraft(FreeDrafter):
             found.append(token)
         return found
 
-    def observe(self, path: Sequence[int], token: int, passed: PassResult) -> None:
+    def read(self, tokens: Sequence[int], passed: PassResult) -> None:
         rows = [self.text[-1], *self.window]
         self.successors.update(zip(rows, passed.likeliest, strict=True))
+        super().read(tokens, passed)

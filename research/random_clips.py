@@ -12,7 +12,7 @@ from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import Loop
 from vidspec.decoding.schedules.autoregressive import autoregressive
 from vidspec.decoding.schedules.sequential import sequential
-from vidspec.decoding.sequence import Sequence
+from vidspec.decoding.sequence import Drafting, Sequence
 from vidspec.decoding.target import Target
 from vidspec.drafting.base import Drafter
 from vidspec.engine.forward import Engine
@@ -58,14 +58,15 @@ def begin_clip(
         drafter, acceptance, gamma: of the windows.
         sampling: of target and drafter; None for greedy.
     """
-    one = Sequence(CaptionRequest(str(key)), Trace(loop.synchronise))
-    one.rng = torch.Generator().manual_seed(key)
-    tapped = () if drafter is None else drafter.tapped
-    one.target = Target(target, read, sampling or Sampling(), one.rng, tapped)
-    one.limits, one.gamma, one.acceptance, one.drafter = StoppingRules(_ENDLESS), gamma, acceptance, drafter
-    one.setup = cast("DecodingSetup", SimpleNamespace(window=gamma))
-    one.text = Detokenizer(Words())
+    setup = cast("DecodingSetup", SimpleNamespace(window=gamma))
+    one = Sequence(CaptionRequest(str(key)), setup, Trace(loop.synchronise), key)
+    rng = torch.Generator().manual_seed(key)
+    one.target = Target(target, read, sampling or Sampling(), rng, acceptance=acceptance)
+    one.limits, one.text = StoppingRules(_ENDLESS), Detokenizer(Words())
     one.emit_first()
-    one.key, one.steps = key, autoregressive(one) if drafter is None else sequential(one)
+    if drafter is not None:
+        one.target.tapped, one.drafting = drafter.tapped, Drafting(drafter, gamma)
+        drafter.begin(one.token_ids[0])
+    one.steps = autoregressive(one) if drafter is None else sequential(one)
     loop.begin(one)
     return one

@@ -16,7 +16,7 @@ from tests.checkpoints import checkpoint, readable
 from tests.ready_clips import serve_captions
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.decoding import engine_thread, plain_step
+from vidspec.decoding import decode, engine_thread
 from vidspec.decoding.auto import ROWS, explain
 from vidspec.decoding.captioner_models import models_record
 from vidspec.decoding.tickets import Ticket
@@ -333,8 +333,8 @@ def test_estimate_times_plain_steps_and_changes_nothing_else(captioner, monkeypa
     before = one.caption(CLIP)
     assert before.speed["estimate"] is None, "a verification does not tell what a plain pass costs"
     timed = []
-    monkeypatch.setattr(plain_step, "fmean", lambda times: timed.extend(times) or 0.5)
-    monkeypatch.setattr(plain_step, "MEDIAN_RATIO", 100.0)  # this machine may be busy
+    monkeypatch.setattr(decode, "fmean", lambda times: timed.extend(times) or 0.5)
+    monkeypatch.setattr(decode, "MEDIAN_RATIO", 100.0)  # this machine may be busy
     one.client.estimates_speedup = True
     after = one.caption(CLIP)
 
@@ -343,7 +343,7 @@ def test_estimate_times_plain_steps_and_changes_nothing_else(captioner, monkeypa
 
     assert (after.token_ids, after.counters, kinds(after)) == (before.token_ids, before.counters, kinds(before))
     # Of each half those up to its median are counted, however busy the machine is.
-    assert plain_step.LEAST / 2 <= len(timed) <= plain_step.MOST and min(timed) > 0
+    assert decode.LEAST / 2 <= len(timed) <= decode.MOST and min(timed) > 0
     assert after.speed["estimate"] == pytest.approx(0.5 * (len(after.token_ids) - 1) / after.timings["decode"])
 
 
@@ -351,7 +351,7 @@ def test_no_estimate_where_plain_steps_change_their_time(captioner, monkeypatch)
     one = other(captioner, {})
     one.client.estimates_speedup = True
     medians = iter((1.0, 1.2))
-    monkeypatch.setattr(plain_step, "median", lambda times: next(medians))
+    monkeypatch.setattr(decode, "median", lambda times: next(medians))
     assert one.caption(CLIP).speed["estimate"] is None
 
 

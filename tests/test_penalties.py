@@ -22,7 +22,7 @@ from tests.tiers import full_but, in_turn
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.schedules.autoregressive import autoregressive
 from vidspec.decoding.schedules.sequential import sequential
-from vidspec.decoding.workers.text import DraftText
+from vidspec.decoding.workers.draft import DraftText
 from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.embedded.samples import shipped
@@ -103,7 +103,7 @@ def test_a_draft_that_equals_the_target_follows_its_penalties(kind, penalties):
     """So no window, or branch of a tree, is cut short, which is not so where it follows none."""
     _, drafted, accepted = written(penalties, **DRAFTERS[kind](TARGET))
     one = on_tables(TARGET, LIMITS, history=PenaltyHistory(penalties, PROMPT), **DRAFTERS[kind](TARGET))
-    one.drafter.history = None
+    one.drafting.drafter.history = None
     rounds = rounds_of(sequential, one)
     assert one.token_ids == greedy_text(penalised(TARGET, penalties), LIMITS)
     assert sum(step.accepted for step in rounds) < accepted

@@ -14,17 +14,15 @@ from vidspec.schedule import Schedule, schedules
 class Alternating(Schedule):
     @staticmethod
     def run(sequence: Sequence) -> Steps[None]:
-        over = yield from prefill(sequence)  # both prompts; emits the first token
-        drafter, drafts = sequence.drafter, True
-        if not over:
-            drafter.begin(sequence.token_ids[0])
+        over = yield from prefill(sequence)  # both prompts; emits the first token and opens the drafter
+        drafting, drafts = sequence.drafting, True
         while not over:
             left = sequence.limits.max_new_tokens - len(sequence.token_ids) - 1
-            draft = yield from drafter.propose(min(sequence.gamma, left) if drafts else 0)
+            draft = yield from drafting.drafter.propose(min(drafting.gamma, left) if drafts else 0)
             verdict, passed = yield from verify(sequence, draft)
-            drafter.read(verdict.tokens, passed)
+            drafting.drafter.read(verdict.tokens, passed)
             tokens, over = sequence.limits.cut(verdict.tokens, sequence.token_ids)
             elapsed = sequence.trace.elapsed() - sequence.text_start
-            made = partial(make_round, sequence, drafter.origin, tokens, verdict, elapsed)
+            made = partial(make_round, sequence, drafting.drafter.origin, tokens, verdict, elapsed)
             sequence.emit_round(tokens, made, last=over)
             drafts = not drafts

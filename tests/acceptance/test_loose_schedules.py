@@ -166,7 +166,7 @@ def test_caches_follow_loose_tokens(rule, tree):
     for seed in range(12):
         target = random_table(seed, 9)
         one = on_tables(target, LIMITS, draft=blend(target, random_table(99, 9), 0.5), gamma=6, tree=tree, rule=rule)
-        drafter = one.drafter = Recorder(one.drafter)
+        drafter = one.drafting.drafter = Recorder(one.drafting.drafter)
         rounds = rounds_of(sequential, one)
         text = [token for step in rounds for token in step.token_ids]
         # a text that ends with its first token needs no draft

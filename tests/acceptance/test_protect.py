@@ -3,7 +3,7 @@
 import pytest
 
 from tests.checkpoints import readable
-from vidspec.acceptance.protect import protected_ids
+from vidspec.acceptance.base import protected_ids
 
 
 @pytest.fixture(scope="module")

@@ -316,21 +316,21 @@ class Process(processes.DraftProcess):
 def enter(monkeypatch):
     """Put the parts of this module in the place of what computes, sleeps or starts processes."""
     monkeypatch.setattr(drafts, "DraftClip", DraftClip)
-    monkeypatch.setattr(runs, "TargetSide", lambda sequence: sequence.setup.acceptance)
+    monkeypatch.setattr(runs, "TargetSide", lambda sequence: sequence.side)
     monkeypatch.setattr(slots, "DraftProcess", Process)
 
 
 class TextSequence(Sequence):
     """The real one, but for the target's side and the text, which no model has."""
 
-    def __init__(self, request, make_side, text):
-        super().__init__(request)
+    def __init__(self, request, setup, make_side, text):
+        super().__init__(request, setup)
         self.make_side, self.said = make_side, text
 
-    def attempt(self, setup):
+    def attempt(self):
         self.said.asked.clear()
-        setup.acceptance = self.make_side()
-        self.setup, self.rounds, self.token_ids = setup, [], []
+        self.side = self.make_side()
+        self.rounds, self.token_ids = [], []
         self.prefilled, self.released = None, None
 
 
@@ -379,6 +379,7 @@ class BatchScenario:
         )
         setup = SimpleNamespace(
             costs=PassCosts(),
+            acceptance="exact",
             profile=SimpleNamespace(
                 shows_the_video=True,
                 schedule=schedule,
@@ -395,8 +396,8 @@ class BatchScenario:
         length, looks = rng.randint(1, self.prompts), rng.randrange(3)
         frames = SimpleNamespace(frames=np.zeros((1, 1, 1, 3), np.uint8), timestamps=np.zeros(1), sound=None)
         request = CaptionRequest("clip", frames, (text, rng.randint(1, self.prompts), looks), key=number)
-        sequence = TextSequence(request, partial(TargetSide, self.target, text, length, kept), text)
-        sequence.attempt(setup)
+        sequence = TextSequence(request, setup, partial(TargetSide, self.target, text, length, kept), text)
+        sequence.attempt()
         sequence.steps = Parallel.run(sequence)
         return text, setup.limits, sequence
 

@@ -23,7 +23,7 @@ from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import Loop
 from vidspec.decoding.schedules.sequential import sequential
-from vidspec.decoding.sequence import Sequence
+from vidspec.decoding.sequence import Drafting, Sequence
 from vidspec.decoding.target import Target
 from vidspec.drafting.head_windows import HeadAdaptive, HeadChain, HeadTree
 from vidspec.engine.forward import Engine
@@ -95,25 +95,25 @@ def begun(loop, kind, clips, head="eagle3", penalties=None, tokens=TOKENS):
     target, head = ENGINES[head]()
     blocks, sequences = head.model.blocks, []
     for clip in range(clips):
-        one = Sequence(CaptionRequest(str(clip)), Trace(loop.synchronise))
+        one = Sequence(CaptionRequest(str(clip)), SimpleNamespace(window=GAMMA), Trace(loop.synchronise), clip)
         span, pairs = target.open(tokens + 16), head.open(tokens + 16)
         (passed,) = target.run([Rows(span, [clip, 1, 2, 3], tapped=blocks)])
         head.run([Rows(pairs, [1, 2, 3], head_states=[HeadState(passed.tapped, row) for row in range(3)], tapped=(1,))])
-        one.rng = torch.Generator().manual_seed(clip)
+        rng = torch.Generator().manual_seed(clip)
         history = penalties and PenaltyHistory(penalties, [clip, 1, 2, 3])
         prefill = PrefillResult(span, passed.logits[-1])
-        one.target = Target(target, prefill, Sampling(), one.rng, blocks, history=history)
-        one.limits, one.gamma, one.acceptance = StoppingRules(tokens), GAMMA, ExactRule()
-        one.setup = SimpleNamespace(window=GAMMA)
+        one.target = Target(target, prefill, Sampling(), rng, acceptance=ExactRule(), history=history)
+        one.target.tapped, one.limits = blocks, StoppingRules(tokens)
         last = passed.tapped[-1:]
         if kind == "adaptive":
-            one.drafter = HeadAdaptive(head, pairs, last)
+            drafter = HeadAdaptive(head, pairs, last)
         else:
-            drafter = HeadChain if kind == "chain" else HeadTree
-            one.drafter = drafter(head, pairs, () if kind == "chain" else TREE, last)
-        one.drafter.history = history
+            windows = HeadChain if kind == "chain" else HeadTree
+            drafter = windows(head, pairs, () if kind == "chain" else TREE, last)
+        one.drafting, drafter.history = Drafting(drafter, GAMMA), history
         one.emit_first()
-        one.key, one.steps = clip, sequential(one)
+        drafter.begin(one.token_ids[0])
+        one.steps = sequential(one)
         loop.begin(one)
         sequences.append(one)
     return sequences

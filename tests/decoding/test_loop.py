@@ -58,11 +58,11 @@ def clip(seed, target, draft, kind, limits, sampling):
         rng = torch.Generator().manual_seed(seed)
         one = on_tables(table, limits, draft=other, gamma=1 + seed % 4, sampling=sampling, rng=rng, tree=kind)
         one.target.engine, one.target.span = own_target, own_target.start_of(table)
-        one.drafter.engine = own_draft
+        one.drafting.drafter.engine = own_draft
         span = own_draft.start_of(other)
-        one.drafter.span = span
-        if isinstance(one.drafter, ChainDrafter):
-            one.drafter.spans = (span,)
+        one.drafting.drafter.span = span
+        if isinstance(one.drafting.drafter, ChainDrafter):
+            one.drafting.drafter.spans = (span,)
         return one
 
     alone = [

@@ -42,7 +42,7 @@ def sequence(kind, pace, limits=LIMITS):
         drafter = AdaptiveDrafter(engine, engine.open())
         drafter.set_pace(pace, window)
     one = on_tables(TABLE, limits, draft=drafter, gamma=16)
-    one.window = window if kind == "chain" else None
+    one.drafting.window = window if kind == "chain" else None
     return one, engine
 
 
@@ -73,13 +73,13 @@ def test_a_round_that_rests_is_plain_decodings(kind):
     limits = StoppingRules(16)  # before the first trial
     one, engine = sequence(kind, hopeless(), limits)
     if kind == "adaptive":
-        one.drafter.trees.rest = lambda: True  # their first trial would be in the eighth round
+        one.drafting.drafter.trees.rest = lambda: True  # their first trial would be in the eighth round
     plain = on_tables(TABLE, limits)
     extra = calls(sequential, one) - calls(autoregressive, plain)
     assert one.token_ids == plain.token_ids and not engine.passes
     assert [(r.origins, r.drafted) for r in one.rounds] == [(r.origins, r.drafted) for r in plain.rounds]
     assert extra <= CALLS * 9
-    assert one.drafter.declined == 15
+    assert one.drafting.drafter.declined == 15
 
 
 @pytest.mark.parametrize("kind", ["chain", "adaptive"])
@@ -87,8 +87,8 @@ def test_a_draft_that_rested_reads_what_it_missed_in_one_pass(kind):
     pace = hopeless()
     one, engine = sequence(kind, pace)
     if kind == "adaptive":
-        one.drafter.trees.rest = lambda: True
-        one.drafter.trees.affordable = lambda gamma: CHAIN
+        one.drafting.drafter.trees.rest = lambda: True
+        one.drafting.drafter.trees.affordable = lambda gamma: CHAIN
     rounds_of(sequential, one)
     assert one.token_ids == greedy_text(TABLE, LIMITS)
     trials = [at for at, step in enumerate(one.rounds) if step.drafted]

@@ -22,7 +22,7 @@ from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import Loop
 from vidspec.decoding.schedules.sequential import sequential
-from vidspec.decoding.sequence import Sequence
+from vidspec.decoding.sequence import Drafting, Sequence
 from vidspec.decoding.target import Target
 from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.chain import ChainDrafter
@@ -144,17 +144,17 @@ def begun(loop, kind, clips, sampling=GREEDY, gamma=5, text=None, models=(1, 2),
     target, draft = map(replaying, models)
     sequences = []
     for clip in range(clips):
-        one = Sequence(CaptionRequest(str(clip)), Trace(loop.synchronise))
-        one.rng = torch.Generator().manual_seed(clip)
+        setup = SimpleNamespace(window=gamma)
+        one = Sequence(CaptionRequest(str(clip)), setup, Trace(loop.synchronise), clip)
+        rng = torch.Generator().manual_seed(clip)
         history = penalties and PenaltyHistory(penalties, [clip, 1, 2, 3])
-        one.target = Target(target, read(target, clip), sampling, one.rng, history=history)
-        one.limits, one.gamma, one.acceptance = StoppingRules(24), gamma, ExactRule()
-        one.setup = SimpleNamespace(window=gamma)
-        one.drafter = drafter_of(kind, draft, read(draft, clip).span, sampling)
-        one.drafter.history = history
-        one.text = text and text()
+        one.target = Target(target, read(target, clip), sampling, rng, acceptance=ExactRule(), history=history)
+        one.limits, one.text = StoppingRules(24), text and text()
+        drafter = drafter_of(kind, draft, read(draft, clip).span, sampling)
+        one.drafting, drafter.history = Drafting(drafter, gamma), history
         one.emit_first()
-        one.key, one.steps = clip, sequential(one)
+        drafter.begin(one.token_ids[0])
+        one.steps = sequential(one)
         sequences.append(one)
         loop.begin(one)
     return sequences

@@ -42,20 +42,20 @@ def watched(one):
         emit(event)
         emitted = one.token_ids
         if emitted[-1] not in one.limits.eos and len(emitted) < one.limits.max_new_tokens and len(one.rounds) > 1:
-            assert one.drafter.prefix == emitted
+            assert one.drafting.drafter.prefix == emitted
             # All but the last token have been read by the target, and nothing else is left in its cache.
             assert one.target.span.tokens == emitted[:-1]
 
     one.emit = checked
     rounds = rounds_of(sequential, one)
-    assert len(rounds) == 1 or one.drafter.prefix[: len(one.token_ids)] == one.token_ids
+    assert len(rounds) == 1 or one.drafting.drafter.prefix[: len(one.token_ids)] == one.token_ids
     return rounds
 
 
 def check_counters(rounds, one, gamma):
     """Check the invariants of any run of rounds, whatever was drafted."""
     limits, text = one.limits, ids(rounds)
-    counters = count_rounds(rounds, one.drafter.forwards)
+    counters = count_rounds(rounds, one.drafting.drafter.forwards)
     assert counters.emitted == len(text) <= limits.max_new_tokens
     assert not limits.eos & set(text[:-1])
     assert text[-1] in limits.eos or len(text) == limits.max_new_tokens
@@ -109,10 +109,10 @@ def test_a_tree_changes_nothing(seed, share, tree, gamma, limits):
     target = random_table(seed, 6)
     draft = blend(target, random_table(seed + 1, 6), share)
     one = on_tables(target, limits, draft=draft, gamma=gamma, tree=tree)
-    one.drafter = Recorder(one.drafter)
+    one.drafting.drafter = Recorder(one.drafting.drafter)
     rounds = watched(one)
     assert ids(rounds) == greedy_text(target, limits)
-    counters = count_rounds(rounds, one.drafter.forwards)
+    counters = count_rounds(rounds, one.drafting.drafter.forwards)
     assert counters.emitted == counters.accepted + counters.corrections + counters.bonus + sum(
         step.origins.count("target") for step in rounds
     )

@@ -17,7 +17,7 @@ import torch
 from vidspec.acceptance.base import AcceptanceRule
 from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.decoding.limits import StoppingRules
-from vidspec.decoding.sequence import ScheduleFunction, Sequence
+from vidspec.decoding.sequence import Drafting, ScheduleFunction, Sequence
 from vidspec.decoding.target import Target
 from vidspec.drafting.base import Draft, Drafter
 from vidspec.drafting.chain import ChainDrafter
@@ -174,14 +174,16 @@ class SharedToyEngine(ToyEngine):
 def text_steps(schedule: ScheduleFunction, sequence: Sequence) -> Steps[None]:
     """The whole text of a prefilled sequence."""
     if not sequence.emit_first():
+        if sequence.drafting is not None:
+            sequence.drafting.drafter.begin(sequence.token_ids[0])
         yield from schedule(sequence)
 
 
 def rounds_of(schedule: ScheduleFunction, sequence: Sequence) -> list[Round]:
     """The rounds of a sequence, decoded without others."""
     run_to_completion(text_steps(schedule, sequence))
-    if sequence.drafter is not None:
-        sequence.drafter.finish(sequence.token_ids)
+    if sequence.drafting is not None:
+        sequence.drafting.drafter.finish(sequence.token_ids)
     return sequence.rounds
 
 
@@ -274,14 +276,13 @@ def on_tables(
             drafter = ChainDrafter(other, other.open(), draft_sampling or sampling, rng)  # type: ignore[arg-type]
         else:
             drafter = TreeDrafter(other, other.open(), parse_tree(tree))  # type: ignore[arg-type]
-    sequence = Sequence(CaptionRequest("tables"))
-    sequence.setup = SimpleNamespace(window=64)  # type: ignore[assignment]
-    sequence.target = Target(engine, engine.start(), sampling, rng, history=history)  # type: ignore[arg-type]
-    sequence.limits, sequence.rng, sequence.gamma = limits, rng, gamma
-    sequence.drafter = drafter
+    sequence = Sequence(CaptionRequest("tables"), SimpleNamespace(window=64))  # type: ignore[arg-type]
+    acceptance = (rule or ExactRule()) if drafter is not None else None
+    sequence.target = Target(engine, engine.start(), sampling, rng, acceptance=acceptance, history=history)  # type: ignore[arg-type]
+    sequence.limits = limits
     if drafter is not None:
         drafter.history = history
-    sequence.acceptance = (rule or ExactRule()) if drafter is not None else None
+        sequence.drafting = Drafting(drafter, gamma)
     return sequence
 
 

@@ -62,7 +62,7 @@ class SharedPasses:
         rng = torch.Generator().manual_seed(seed)
         one = on_tables(table, limits, draft=drafter, gamma=gamma, sampling=sampling, rng=rng)
         one.target.engine, one.target.span = engine, engine.start_of(table)
-        one.window = None if adaptive else window
+        one.drafting.window = None if adaptive else window
         one.key, one.steps = key, self.closing(one, window)
         return one
 

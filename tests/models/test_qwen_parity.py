@@ -11,7 +11,7 @@ from tests.checkpoints.qwen import CLASSES, QWEN2, QWEN3, QWEN25, QwenKind, adap
 from tests.engine.passing import forward
 from tests.models.closeness import assert_close
 from tests.models.parity import PROMPT, ParityCase, check_chunks, check_decoders, check_rollback, check_tree
-from vidspec.decoding.workers.text import DraftText
+from vidspec.decoding.workers.draft import DraftText
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import run_to_completion
 from vidspec.engine.taps import Taps

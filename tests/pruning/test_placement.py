@@ -1,8 +1,7 @@
 import torch
 
 from tests.pruning.given import irregular_tokens, visual_tokens
-from vidspec.pruning.base import token_grid
-from vidspec.pruning.placement import token_places
+from vidspec.pruning.base import token_grid, token_places
 
 
 def test_cells_are_where_the_grid_has_the_tokens():

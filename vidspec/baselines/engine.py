@@ -1,27 +1,36 @@
-"""Engine of a pruned target: rows are dropped between the decoder's blocks during the prefill."""
+"""A pruned target: its engine, which drops rows between blocks during the prefill, and plain decoding with it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch.nn import functional as F
 
 from vidspec.baselines.base import BlockSignals, KeptTokens, PruningRule, last_row_attention, share_of
 from vidspec.baselines.span import PrunedSpan
+from vidspec.decoding.prefill import TargetPrompt, open_target
+from vidspec.decoding.schedules.autoregressive import plain_round
+from vidspec.decoding.sequence import Sequence as ClipSequence
+from vidspec.decoding.target import Target
+from vidspec.drafting.base import NO_DRAFT
 from vidspec.engine.attention import PassAttention
 from vidspec.engine.choices import read_back_tokens
 from vidspec.engine.forward import Engine
 from vidspec.engine.gemma4 import Gemma4Decoder
+from vidspec.engine.requests import Encode, Steps
 from vidspec.engine.rows import PassResult, PrefillResult, Rows
 from vidspec.engine.taps import Taps
 from vidspec.errors import ProfileError, option
+from vidspec.events.events import InputsReleased
+from vidspec.events.record import LossyRecord
 from vidspec.models.base import EmbeddedPrompt, VisualTokens
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.pruning.base import best
 
-__all__ = ["PrunedTargetEngine", "Reselect", "check_blocks"]
+__all__ = ["PrunedTargetEngine", "Reselect", "check_blocks", "decode"]
 
 
 class _BlockAttention(Taps):
@@ -187,3 +196,41 @@ def _merge_states(states: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
     merged = states.clone()
     merged[centres] = (total / group.bincount(minlength=len(centres))[:, None]).to(states.dtype)
     return merged
+
+
+class PrunedTarget(Target):
+    """The side of a pruned target: its passes are its own."""
+
+    pruned: PrunedTargetEngine
+
+    def step(self) -> Steps[PassResult]:
+        (passed,) = yield Encode(partial(self.pruned.run, [self.rows(NO_DRAFT)]))
+        self.commit((), passed.chosen[0], passed)
+        return passed  # type: ignore[no-any-return]
+
+
+def decode(method: PruningRule, sequence: ClipSequence) -> Steps[None]:
+    """Read the prompt, drop tokens by ``method``, and write the text."""
+    setup, trace = sequence.setup, sequence.trace
+    engine = PrunedTargetEngine(setup.target.model, method)
+    prompt = yield from TargetPrompt.embed(sequence)
+    prompt.choose(sequence, "target")
+    with trace.span("target_prefill"):
+        read = yield Encode(partial(engine.prefill, prompt.prefix, setup.room))
+    target = open_target(sequence, prompt, read, PrunedTarget)
+    target.pruned, target.lossy = engine, _record(setup.profile.lossy.method, read, len(prompt.prefix.visual))
+    sequence.target = target
+    sequence.emit(prompt.prefilled(setup.profile, trace.now()))
+    over = sequence.emit_first()
+    prompt.release()
+    sequence.emit(InputsReleased(trace.now()))
+    while not over:
+        over = yield from plain_round(sequence)
+
+
+def _record(method: str, read: PrefillResult, visual: int) -> LossyRecord:
+    """Return the visual tokens that each block reads while decoding."""
+    assert isinstance(read.span, PrunedSpan)
+    kept = list(read.span.kept)
+    every = len(kept) * visual
+    return {"method": method, "kept": kept, "retention": round(sum(kept) / every, 6) if every else None}

@@ -27,7 +27,7 @@ class TargetPruner(PruningRule, LossyMethod):
         self.stages(target.layers)
 
     def run(self, sequence: ClipSequence) -> Steps[None]:
-        from vidspec.baselines.loop import decode
+        from vidspec.baselines.engine import decode
 
         return decode(self, sequence)
 

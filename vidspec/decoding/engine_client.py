@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Hashable
 from dataclasses import replace
 from itertools import chain
 
@@ -43,7 +44,7 @@ class EngineClient:
         inputs: reads clips and encodes them ahead.
         return_probs: True to report the target's probability of each token in rounds; set it before a clip begins.
         estimates_speedup: True to estimate the decode speed-up in the record, by timing some plain decoding steps after
-            the text (:mod:`vidspec.decoding.plain_step`); only for a clip that has the models to itself.
+            the text (:mod:`vidspec.decoding.decode`); only for a clip that has the models to itself.
     """
 
     def __init__(self, setup: DecodingSetup) -> None:
@@ -144,20 +145,24 @@ class EngineClient:
         if drafter is not None:
             drafter.close()
 
-    def start(self, request: CaptionRequest, trace: Trace, setup: DecodingSetup) -> Sequence:
+    def start(self, request: CaptionRequest, trace: Trace, setup: DecodingSetup, key: Hashable) -> Sequence:
         """Return the sequence of a submitted clip, which has emitted its first event. Called by the engine thread.
 
         Args:
             request: the clip.
             trace: times all work on the clip.
             setup: the parts that decode it.
+            key: identifies it in the loop.
+
+        Raises:
+            GenerationError: its prompt is empty or no text.
         """
-        sequence, clip = Sequence(request, trace), request.clip
+        sequence, clip = Sequence(self._with_defaults(request), setup, trace, key), request.clip
         if clip is not None and not request.text_only:
             times, demo = tuple(float(t) for t in clip.timestamps), ships(setup.target.model.source)
             thumbnails = draw_thumbnails(clip.frames, times)
             sequence.emit(Opened(request.path, clip.facts, len(clip.frames), times, demo, thumbnails))
-        sequence.steps = decode(sequence, setup, self._with_defaults, self._can_estimate)
+        sequence.steps = decode(sequence, self._can_estimate)
         return sequence
 
     def _load(self, caller: Caller) -> LoopLoad:

@@ -295,13 +295,11 @@ class EngineThread:
         self._share_cores(submitted)
         caller, trace = submitted.caller, submitted.trace or Trace(self.loop.synchronise)
         try:
-            submitted.sequence = sequence = submitted.client.start(submitted.job, trace, submitted.setup)
+            sequence = submitted.client.start(submitted.job, trace, submitted.setup, next(self._keys))
         except Exception as error:
             self._end(submitted, error)
             return
-        if sequence.job.timeout is not None:
-            sequence.deadline = time.monotonic() + sequence.job.timeout - sequence.job.spent
-        sequence.key = next(self._keys)
+        submitted.sequence = sequence
         self._admitted[sequence.key] = caller.clips[sequence.key] = submitted
         (caller.again if submitted in caller.again else caller.waiting).remove(submitted)
         submitted.request = submitted.trace = None  # the sequence releases the frames

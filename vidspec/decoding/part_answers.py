@@ -60,30 +60,30 @@ def check_draft(sequence: Sequence, draft: object) -> None:
         GenerationError: it is none, or has ids without an embedding, which would end the process of a GPU.
     """
     if not isinstance(draft, Draft):
-        _refuse(sequence, "drafter", sequence.drafter, f"proposed {_described(draft)}, not a Draft")
+        _refuse(sequence, "drafter", sequence.setup.drafter, f"proposed {_described(draft)}, not a Draft")
     if not (tokens := draft.tokens):
         return
     parents, probs, model, most = draft.parents, draft.probs, sequence.target.engine.model, sequence.setup.window
     known = model.known_ids
     for token in tokens:
         if not hasattr(token, "__index__"):
-            _refuse(sequence, "drafter", sequence.drafter, f"proposed {token!r}, which is no token id")
+            _refuse(sequence, "drafter", sequence.setup.drafter, f"proposed {token!r}, which is no token id")
         if not 0 <= token < known:
             problem = f"proposed the token {token}, and the target's ids are 0 to {known - 1}"
-            _refuse(sequence, "drafter", sequence.drafter, problem)
+            _refuse(sequence, "drafter", sequence.setup.drafter, problem)
     if len(parents) != len(tokens):
         problem = f"proposed {len(tokens)} tokens with {len(parents)} parents"
-        _refuse(sequence, "drafter", sequence.drafter, problem)
+        _refuse(sequence, "drafter", sequence.setup.drafter, problem)
     for node, parent in enumerate(parents):
         if not -1 <= parent < node:
             problem = f"proposed a tree whose node {node} has the parent {parent}, which does not come before it"
-            _refuse(sequence, "drafter", sequence.drafter, problem)
+            _refuse(sequence, "drafter", sequence.setup.drafter, problem)
     if len(tokens) > most and draft.is_chain:
         problem = f"proposed {len(tokens)} tokens, and a window has at most {most}"
-        _refuse(sequence, "drafter", sequence.drafter, problem)
+        _refuse(sequence, "drafter", sequence.setup.drafter, problem)
     if probs is not None and probs.shape != (shape := (len(tokens), model.vocabulary)):
         problem = f"proposed probabilities of shape {tuple(probs.shape)}, not {shape}"
-        _refuse(sequence, "drafter", sequence.drafter, problem)
+        _refuse(sequence, "drafter", sequence.setup.drafter, problem)
 
 
 def check_verdict(sequence: Sequence, verdict: object, draft: Draft) -> Verdict:
@@ -94,15 +94,15 @@ def check_verdict(sequence: Sequence, verdict: object, draft: Draft) -> Verdict:
     """
     if not isinstance(verdict, Verdict):
         problem = f"returned {_described(verdict)}, not a Verdict"
-        _refuse(sequence, "acceptance rule", sequence.acceptance, problem)
+        _refuse(sequence, "acceptance rule", sequence.setup.acceptance, problem)
     path, count, known = verdict.path, len(draft.tokens), sequence.target.engine.model.known_ids
     for parent, node in zip((-1, *path), path, strict=False):
         if not (0 <= node < count and draft.parents[node] == parent):
             problem = f"accepted the path {tuple(path)}, which is none of the window of {count} tokens"
-            _refuse(sequence, "acceptance rule", sequence.acceptance, problem)
+            _refuse(sequence, "acceptance rule", sequence.setup.acceptance, problem)
     if not (hasattr(verdict.token, "__index__") and 0 <= verdict.token < known):
         problem = f"returned the token {verdict.token!r}, and the target's ids are 0 to {known - 1}"
-        _refuse(sequence, "acceptance rule", sequence.acceptance, problem)
+        _refuse(sequence, "acceptance rule", sequence.setup.acceptance, problem)
     return verdict
 
 

@@ -5,33 +5,35 @@ The draft's own process reads its prompt by the drafter's kind, as here (:mod:`v
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 import torch
 
 from vidspec.acceptance.base import GroundedRule, for_clip
-from vidspec.decoding.background import BackgroundTask
 from vidspec.decoding.part_answers import check_drafter, check_kept
-from vidspec.decoding.sequence import Sequence
+from vidspec.decoding.sequence import Drafting, Sequence
 from vidspec.decoding.target import Target
 from vidspec.decoding.text_history import make_history
+from vidspec.drafting.base import Drafter
 from vidspec.drafting.context import DraftContext
 from vidspec.engine.device import use_one_core
-from vidspec.engine.requests import PrefillPrompt, Steps
+from vidspec.engine.requests import PrefillPrompt, Receive, Steps
 from vidspec.engine.rows import PrefillResult
 from vidspec.engine.sampling import Sampling
 from vidspec.engine.taps import Taps
 from vidspec.events.events import InputsReleased, Prefilled
+from vidspec.events.wake import WakeEvent
 from vidspec.models.base import EmbeddedPrompt
 from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.prefix_cache import PrefixCache, PrefixHit
 from vidspec.models.prompt import share_pixels
-from vidspec.pruning.base import attention_ranks, make_signals, make_taps
-from vidspec.pruning.placement import token_places
+from vidspec.pruning.base import attention_ranks, make_signals, make_taps, token_places
 
 if TYPE_CHECKING:
     from vidspec.config.profiles import Profile
@@ -41,9 +43,50 @@ __all__ = ["Publish", "TargetPrompt", "open_target", "prefill", "prefill_target"
 
 #: Receives the indices of the visual tokens that the draft may see, as soon as they are known.
 Publish: TypeAlias = Callable[[tuple[int, ...]], None]
+
 T = TypeVar("T", bound=Target)
 
 GREEDY = Sampling(0.0, 1.0)
+
+T = TypeVar("T")
+
+#: Seconds after which a loop checks for an answer without a wake event.
+PATIENCE = 1.0
+
+
+class BackgroundTask(Generic[T]):
+    """A call in a thread; only :meth:`answer` waits for its result.
+
+    Args:
+        call: must not use a model that a loop runs.
+    """
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self.wake = WakeEvent()
+        self._call = call
+        self._future: Future[T] = Future()
+        threading.Thread(target=self._run, name="vidspec-background", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._future.set_result(self._call())
+        except BaseException as error:  # raised again by answer()
+            self._future.set_exception(error)
+        self.wake.set()
+
+    def take(self) -> list[Future[T]]:
+        """Return the finished future, if any; the loop's mailbox interface."""
+        return [self._future] if self._future.done() else []
+
+    def answer(self) -> Steps[T]:
+        """Wait for the result of the call.
+
+        Raises:
+            Exception: raised by the call.
+        """
+        while not self._future.done():
+            yield Receive(self, PATIENCE, "draft")
+        return self._future.result()
 
 
 @dataclass
@@ -127,7 +170,7 @@ class TargetPrompt:
 
 
 def prefill_target(sequence: Sequence, prompt: TargetPrompt, publish: Publish | None = None) -> Steps[None]:
-    """Prefill the target and choose the visual tokens of the draft; sets the target's side of the sequence.
+    """Prefill the target and choose the visual tokens of the draft; makes the target's side of the sequence.
 
     Args:
         sequence: the clip.
@@ -151,26 +194,25 @@ def prefill_target(sequence: Sequence, prompt: TargetPrompt, publish: Publish | 
     if prompt.kept is None:
         choose()
     prompt.signals = attention_ranks(prompt.taps)
-    sequence.acceptance = for_clip(setup.acceptance, read.visual_states) if setup.acceptance else None
     sequence.target = open_target(sequence, prompt, read, Target)
 
 
 def open_target(sequence: Sequence, prompt: TargetPrompt, read: PrefillResult, kind: type[T]) -> T:
-    """Return the target's side of a clip whose prompt has been read; sets its random numbers and stopping rules."""
+    """Return the target's side of a clip whose prompt has been read."""
     setup = sequence.setup
-    sequence.rng, sequence.limits = torch.Generator().manual_seed(sequence.seed), setup.limits
     return kind(
         setup.target,
         read,
         setup.sampling,
-        sequence.rng,
+        torch.Generator().manual_seed(sequence.seed),
+        acceptance=for_clip(setup.acceptance, read.visual_states) if setup.acceptance else None,
         return_probs=sequence.job.return_probs,
         history=make_history(setup.profile.generate, setup.target.model, prompt.prefix.token_ids),
     )
 
 
 def prefill(sequence: Sequence) -> Steps[bool]:
-    """Prefill the target, emit its first token, and prefill the draft; return True if the text ends with that token."""
+    """Prefill the target, emit its first token, and open the draft; return True if the text ends with that token."""
     setup = sequence.setup
     prompt = yield from TargetPrompt.embed(sequence, sequence.job.cache)
     yield from prefill_target(sequence, prompt)
@@ -178,17 +220,22 @@ def prefill(sequence: Sequence) -> Steps[bool]:
     over = sequence.emit_first()
     if setup.drafter is not None and not over:
         opened = yield from setup.drafter.open(_draft_context(sequence, prompt))
-        drafter = sequence.drafter = check_drafter(sequence, opened)
-        drafter.history, sequence.target.tapped = sequence.target.history, drafter.tapped
-    sequence.gamma = setup.window if setup.profile.draft.gamma == "auto" else setup.profile.draft.gamma
-    if setup.pace is not None:
-        window = sequence.window = sequence.opened_window = setup.pace.window()
-        if sequence.drafter is not None and sequence.drafter.paces:
-            sequence.drafter.set_pace(setup.pace, window)
-            sequence.window = None
+        sequence.drafting = _begin_drafting(sequence, check_drafter(sequence, opened))
     prompt.release()
     sequence.emit(InputsReleased(sequence.trace.now()))
     return over
+
+
+def _begin_drafting(sequence: Sequence, drafter: Drafter) -> Drafting:
+    """Return the draft's side of a clip that has emitted its first token."""
+    setup, target = sequence.setup, sequence.target
+    drafter.history, target.tapped = target.history, drafter.tapped
+    gamma = setup.window if setup.profile.draft.gamma == "auto" else setup.profile.draft.gamma
+    opened = setup.pace.window() if setup.pace is not None else None
+    if setup.pace is not None and opened is not None and drafter.paces:
+        drafter.set_pace(setup.pace, opened)
+    drafter.begin(sequence.token_ids[0])
+    return Drafting(drafter, gamma, None if drafter.paces else opened, opened)
 
 
 def _draft_context(sequence: Sequence, prompt: TargetPrompt) -> DraftContext:
@@ -198,7 +245,7 @@ def _draft_context(sequence: Sequence, prompt: TargetPrompt) -> DraftContext:
         profile=setup.profile,
         request=sequence.job,
         sampling=setup.sampling if draws else GREEDY,
-        rng=sequence.rng if draws else torch.Generator(),
+        rng=sequence.target.rng if draws else torch.Generator(),
         room=setup.room,
         trace=sequence.trace,
         tokens=len(prompt.prefix.visual),

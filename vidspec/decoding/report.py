@@ -38,12 +38,13 @@ __all__ = ["parse_json", "report"]
 ENDS = {"eos": "an end token", "length": "the token limit", "loop": "a repetition", "stop": "a stop string"}
 
 
-def report(sequence: Sequence, models: ModelsRecord) -> Caption:
+def report(sequence: Sequence, models: ModelsRecord, plain_step_s: float | None = None) -> Caption:
     """Return the record of a captioned clip.
 
     Args:
         sequence: a clip that has emitted all its rounds.
         models: the record's entry on the models.
+        plain_step_s: seconds of a plain decoding step after its text; None if not timed.
     """
     setup, read, rounds = sequence.setup, sequence.prefilled, sequence.rounds
     if read is None or sequence.text is None:
@@ -86,13 +87,13 @@ def report(sequence: Sequence, models: ModelsRecord) -> Caption:
         },
         speed={
             "tokens_per_s": (len(token_ids) - 1) / decode if decode > 0 else None,
-            "estimate": estimate_speedup(len(token_ids), decode, sequence.plain_step_s),
+            "estimate": estimate_speedup(len(token_ids), decode, plain_step_s),
         },
         schedule=_schedule(sequence),
         kept_per_frame=list(read.kept_per_frame),
         ensemble=_ensemble(setup, read, rounds),
         loose=None if setup.acceptance is None or setup.acceptance.lossless else _loose(setup, rounds),
-        lossy=sequence.lossy,
+        lossy=sequence.target.lossy,
         question=_question(sequence),
         reasoning=reasoning,
         trace=sequence.trace,
@@ -126,7 +127,7 @@ def _finished_text(sequence: Sequence, ended: str) -> tuple[str, str | None]:
 
 def _draft_reading(sequence: Sequence) -> dict[str, float]:
     """Return the time after the first token in which the draft read, if it works in this process."""
-    if sequence.drafter is None or sequence.released is None:
+    if sequence.drafting is None or sequence.released is None:
         return {}
     return {"draft_reading": sequence.released.elapsed - sequence.text_start}
 
@@ -156,12 +157,12 @@ def _schedule(sequence: Sequence) -> ScheduleRecord:
 
 
 def _resting(sequence: Sequence) -> Resting | None:
-    passes, drafter = sequence.rounds[1:], sequence.drafter
-    if drafter is None or not passes:
+    passes, drafting = sequence.rounds[1:], sequence.drafting
+    if drafting is None or not passes:
         return None
     return {
         "share": round(sum(not step.drafted for step in passes) / len(passes), 6),
-        "by_cost": round(drafter.declined / len(passes), 6),
+        "by_cost": round(drafting.drafter.declined / len(passes), 6),
     }
 
 

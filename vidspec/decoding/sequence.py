@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -14,23 +15,36 @@ from vidspec.engine.requests import Steps
 from vidspec.events.events import Event, InputsReleased, Prefilled, RejectedToken, Restarted, Round
 
 if TYPE_CHECKING:
-    import torch
-
-    from vidspec.acceptance.base import AcceptanceRule
     from vidspec.decoding.limits import StoppingRules
     from vidspec.decoding.setup import DecodingSetup
     from vidspec.decoding.target import Target
     from vidspec.draft_length.window import DraftWindow
     from vidspec.drafting.base import Drafter
-    from vidspec.events.record import LossyRecord
     from vidspec.events.trace import Trace
     from vidspec.models.detokenizer import Detokenizer
     from vidspec.models.request import CaptionRequest
 
-__all__ = ["ScheduleFunction", "Sequence"]
+__all__ = ["Drafting", "ScheduleFunction", "Sequence"]
 
 #: Trace spans of reading a clip and its prompts.
 READING = ("decode_video", "preprocess", "vision", "caption", "target_prefill", "prune", "draft_prefill")
+
+
+@dataclass
+class Drafting:
+    """The draft's side of a sequence, once both prompts have been read.
+
+    Attributes:
+        drafter: has begun with the target's first token.
+        gamma: the draft window, or the largest that ``window`` may choose.
+        window: chooses the draft window during decoding; None for ``gamma``, or if the drafter chooses it itself.
+        opened: the clip's place among those whose windows follow measured times, if they do.
+    """
+
+    drafter: Drafter
+    gamma: int
+    window: DraftWindow | None = None
+    opened: DraftWindow | None = None
 
 
 class Sequence(LoopClient):
@@ -38,83 +52,66 @@ class Sequence(LoopClient):
 
     Args:
         job: frames and prompt.
+        setup: models and parts.
         trace: times all work on the clip.
+        key: identifies it in the loop; that of the request if None.
 
     Attributes:
         events: emitted by :meth:`emit` and not taken yet.
-        setup: models and parts, from :meth:`attempt` on.
-        target, limits, rng: the target's side, the stopping rules, and a CPU generator; from its prefill on.
-        drafter, acceptance: None if the profile has none.
-        gamma: the draft window, or the largest that ``window`` may choose.
-        window: chooses the draft window during decoding; None for ``gamma``.
-        opened_window: the clip's window of this attempt, which the drafter may have taken over from ``window``.
+        limits: the stopping rules, from :meth:`attempt` on.
+        target: the target's side, from its prefill on.
+        drafting: the draft's side; None if the profile has none, or another process drafts.
         prefilled, released, rounds, token_ids: emitted in this attempt.
         text: text of the rounds, without reasoning; None for token ids only.
-        text_start: time of ``Prefilled``, in seconds of the trace.
         draft_forwards: passes of the draft, prefill excluded.
         finished: time of the last event, in seconds of the trace.
         deadline: time of abandonment, on ``time.monotonic``; None for never.
         shared: True if it ever shared the models with other clips.
-        plain_step_s: seconds of a plain decoding step after its text; None if not timed.
-        lossy: what a pruned target reads; None if it is not pruned.
     """
 
-    setup: DecodingSetup
     target: Target
     limits: StoppingRules
-    rng: torch.Generator
 
-    def __init__(self, job: CaptionRequest, trace: Trace | None = None) -> None:
-        super().__init__(job.key, trace=trace)
-        self.job = job
+    def __init__(
+        self, job: CaptionRequest, setup: DecodingSetup, trace: Trace | None = None, key: Hashable = None
+    ) -> None:
+        super().__init__(job.key if key is None else key, trace=trace)
+        self.job, self.setup = job, setup
         self.events: deque[Event] = deque()
         self.text: Detokenizer | None = None
-        self.drafter: Drafter | None = None
-        self.acceptance: AcceptanceRule | None = None
-        self.gamma = 0
-        self.window: DraftWindow | None = None
-        self.opened_window: DraftWindow | None = None
+        self.drafting: Drafting | None = None
         self.prefilled: Prefilled | None = None
         self.released: InputsReleased | None = None
         self.rounds: list[Round] = []
         self.token_ids: list[int] = []
         self.draft_forwards = 0
-        self.text_start = 0.0
         self.finished = 0.0
-        self.deadline: float | None = None
+        self.deadline = None if job.timeout is None else time.monotonic() + job.timeout - job.spent
         self.shared = False
-        self.plain_step_s: float | None = None
-        self.lossy: LossyRecord | None = None
 
     def restart(self, why: str) -> None:
         """Emit ``Restarted`` and begin the text again, with frames that are read again if they were released."""
         self.end_attempt()
         self.emit(Restarted(why))
-        self.restore_frames()
-        self.attempt(self.setup)
+        self.attempt()
 
-    def restore_frames(self) -> None:
-        """Read the frames again if an earlier attempt has released them."""
-        if self.job.reread is not None and not self.job.frames.frames.size:
-            self.job = replace(self.job, clip=self.job.reread())
-
-    def attempt(self, setup: DecodingSetup) -> None:
-        """Begin the text, or begin it again with nothing emitted."""
+    def attempt(self) -> None:
+        """Begin the text, or begin it again with nothing emitted; frames that were released are read again."""
         from vidspec.models.detokenizer import Detokenizer
 
-        self.setup = setup
-        model = setup.target.model
-        self.text = Detokenizer(model.tokenizer, setup.profile.generate.stop, thinks=model.template.thinks)
-        self.drafter, self.window, self.prefilled, self.released = None, None, None, None
-        self.rounds, self.token_ids, self.draft_forwards, self.text_start = [], [], 0, 0.0
+        if self.job.reread is not None and not self.job.frames.frames.size:
+            self.job = replace(self.job, clip=self.job.reread())
+        model, self.limits = self.setup.target.model, self.setup.limits
+        self.text = Detokenizer(model.tokenizer, self.setup.profile.generate.stop, thinks=model.template.thinks)
+        self.drafting, self.prefilled, self.released = None, None, None
+        self.rounds, self.token_ids, self.draft_forwards = [], [], 0
 
     def end_attempt(self) -> None:
         """Close what the attempt has opened."""
-        if self.opened_window is not None:
-            self.opened_window.close()
-            self.opened_window = None
-        if self.drafter is not None:
-            self.draft_forwards = self.drafter.forwards
+        if self.drafting is not None:
+            self.draft_forwards = self.drafting.drafter.forwards
+            if self.drafting.opened is not None:
+                self.drafting.opened.close()
 
     @cached_property
     def seed(self) -> int:
@@ -130,6 +127,11 @@ class Sequence(LoopClient):
     def kind(self) -> str:
         """Kind of the schedule."""
         return self.setup.profile.schedule.kind
+
+    @property
+    def text_start(self) -> float:
+        """Time of ``Prefilled``, in seconds of the trace."""
+        return self.prefilled.elapsed if self.prefilled is not None else 0.0
 
     @property
     def reading_s(self) -> float:
@@ -163,8 +165,7 @@ class Sequence(LoopClient):
         if isinstance(event, Round):
             self.rounds.append(event)
         elif isinstance(event, Prefilled):
-            event = replace(event, schedule=self.kind)
-            self.prefilled, self.text_start = event, event.elapsed
+            self.prefilled = event = replace(event, schedule=self.kind)
         elif isinstance(event, InputsReleased):
             self.released = event
             if (cache := self.job.cache) is not None and cache.reading_s is None:

@@ -16,10 +16,12 @@ from vidspec.engine.sampling import DrawRule, UniformNumbers
 if TYPE_CHECKING:
     import torch
 
+    from vidspec.acceptance.base import AcceptanceRule
     from vidspec.decoding.sequence import Sequence
     from vidspec.engine.forward import Engine
     from vidspec.engine.history import TextHistory
     from vidspec.engine.sampling import Sampling
+    from vidspec.events.record import LossyRecord
 
 __all__ = ["Target", "verify"]
 
@@ -32,16 +34,20 @@ class Target:
         prefill: result of the prompt's prefill.
         sampling: sampling parameters of its own tokens.
         rng: CPU generator.
-        tapped: blocks whose inputs in verification passes a drafter reads.
+        acceptance: the rule for drafted tokens; None if nothing is drafted.
         return_probs: True to keep its probabilities of the tokens.
         history: its text so far for penalties; grows with the text. None without penalties.
 
     Attributes:
+        tapped: blocks whose inputs in verification passes a drafter reads.
+        lossy: what a pruned target reads; None if it is not pruned.
         probabilities: its own, after penalties and before temperature and top-p, of the last tokens; empty without
             ``return_probs``.
     """
 
     probabilities: tuple[float, ...] = ()
+    tapped: tuple[int, ...] = ()
+    lossy: LossyRecord | None = None
 
     def __init__(
         self,
@@ -49,13 +55,13 @@ class Target:
         prefill: PrefillResult,
         sampling: Sampling,
         rng: torch.Generator,
-        tapped: tuple[int, ...] = (),
         *,
+        acceptance: AcceptanceRule | None = None,
         return_probs: bool = False,
         history: TextHistory | None = None,
     ) -> None:
-        self.engine, self.prefill, self.sampling, self.tapped = engine, prefill, sampling, tapped
-        self._uniforms = UniformNumbers(rng)
+        self.engine, self.prefill, self.sampling, self.acceptance = engine, prefill, sampling, acceptance
+        self.rng, self._uniforms = rng, UniformNumbers(rng)
         self.return_probs = return_probs
         self.span = prefill.span
         self.history = history
@@ -131,14 +137,14 @@ def verify(sequence: Sequence, draft: Draft, round: int = 0) -> Steps[tuple[Verd
         draft: the window.
         round: number of the pass in the parallel schedule, for its trace; 0 in others.
     """
-    target, trace, rule = sequence.target, sequence.trace, sequence.acceptance
+    target, trace, rule = sequence.target, sequence.trace, sequence.target.acceptance
     assert rule is not None
     check_draft(sequence, draft)
     trace.begin()
     (passed,) = yield Forward(target.engine, [target.rows(draft)])
     about = (("round", round), ("rows", len(draft.tokens) + 1)) if round else ()
     seconds = trace.lap("verify", about=about)
-    verdict = check_verdict(sequence, rule(draft, passed, sequence.rng), draft)
+    verdict = check_verdict(sequence, rule(draft, passed, target.rng), draft)
     seconds += trace.lap("accept")
     target.commit(verdict.path, verdict.token, passed)
     verdict.draft, verdict.probabilities, verdict.seconds, verdict.round = draft, target.probabilities, seconds, round

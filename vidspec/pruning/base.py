@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from vidspec.models.base import VisualTokens
 from vidspec.registry import OptionConflict, Registry
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from vidspec.config.schema import Profile
     from vidspec.engine.taps import Taps
-    from vidspec.models.base import EmbeddedPrompt, VisualTokens
+    from vidspec.models.base import EmbeddedPrompt
 
 __all__ = [
     "BudgetSplit",
@@ -30,6 +31,7 @@ __all__ = [
     "pruners",
     "split",
     "token_grid",
+    "token_places",
     "top_scored",
     "whole_frames",
     "with_required",
@@ -300,3 +302,17 @@ def token_grid(visual: VisualTokens) -> torch.Tensor:
     grid = placed.new_full((visual.frames, int(row.max()) + 1, int(column.max()) + 1), -1)
     grid[frame, row, column] = placed
     return grid
+
+
+def token_places(visual: VisualTokens) -> tuple[tuple[int, int, int], tuple[int, ...]]:
+    """Return the grid (frames or temporal steps, rows, columns) and the cell of each token in it.
+
+    Cells are counted frame by frame in raster order; separators have -1.
+    """
+    frame, row, column = visual.frame.cpu(), visual.row.cpu(), visual.column.cpu()
+    inside = (row >= 0) & (column >= 0)
+    if not bool(inside.any()):
+        return (visual.frames, 0, 0), (-1,) * len(visual)
+    rows, columns = int(row.max()) + 1, int(column.max()) + 1
+    cell = ((frame * rows + row) * columns + column).masked_fill(~inside, -1)
+    return (visual.frames, rows, columns), tuple(cell.tolist())

@@ -16,11 +16,10 @@ from vidspec.decoding.protocol import Abort, PrefillDraft, PromptRead, Propose, 
 from vidspec.decoding.scheduler import ParallelSettings, Scheduler
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.target import Target
+from vidspec.decoding.workers.draft import DraftText
 from vidspec.decoding.workers.messages import DraftSpans
 from vidspec.decoding.workers.remote import RemoteDraft
-from vidspec.decoding.workers.run import run_rounds
-from vidspec.decoding.workers.target import TargetSide
-from vidspec.decoding.workers.text import DraftText
+from vidspec.decoding.workers.run import TargetSide, run_rounds
 from vidspec.draft_length.costs import PassCosts
 from vidspec.draft_length.gamma import FixedGamma
 from vidspec.engine.requests import run_to_completion
@@ -85,14 +84,13 @@ class TableTarget(TargetSide):
     """The target's side, on a table."""
 
     def __init__(self, rule, sampling, rng, engine):
-        super().__init__(Sequence(CaptionRequest("table")))
-        self.sequence.setup = SimpleNamespace(window=LENGTH)
-        self.sequence.rng, self.sequence.acceptance = rng, rule(sampling) if rule is not ExactRule else ExactRule()
+        super().__init__(Sequence(CaptionRequest("table"), SimpleNamespace(window=LENGTH)))
+        self.rng, self.rule = rng, rule(sampling) if rule is not ExactRule else ExactRule()
         self.engine, self.sampling = engine, sampling
 
     def read(self, publish):
         yield from ()
-        self.sequence.target = Target(self.engine, self.engine.start(), self.sampling, self.sequence.rng)
+        self.sequence.target = Target(self.engine, self.engine.start(), self.sampling, self.rng, acceptance=self.rule)
 
 
 def draws(rule, sampling, count):

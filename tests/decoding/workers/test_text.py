@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.decoding.toys import ToyEngine, random_table
-from vidspec.decoding.workers.text import DraftText
+from vidspec.decoding.workers.draft import DraftText
 from vidspec.engine.history import TextHistory
 from vidspec.engine.requests import run_to_completion
 from vidspec.errors import GenerationError

@@ -22,8 +22,8 @@ def plain_round(sequence: Sequence) -> Steps[bool]:
     trace.begin()
     passed = yield from target.step()
     token = passed.chosen[0]
-    if sequence.drafter is not None:
-        sequence.drafter.read((token,), passed)
+    if sequence.drafting is not None:
+        sequence.drafting.drafter.read((token,), passed)
     verify_s, elapsed = trace.lap("verify"), trace.elapsed() - sequence.text_start
     probabilities, over = target.probabilities, sequence.limits.is_finished([*sequence.token_ids, token])
 

@@ -26,12 +26,11 @@ def sequential(sequence: Sequence) -> Steps[None]:
     """
     from vidspec.decoding.target import verify  # imports torch, which a profile is checked without
 
-    drafter = sequence.drafter
-    trace, limits, window = sequence.trace, sequence.limits, sequence.window
-    if drafter is None or sequence.acceptance is None:
+    drafting, trace, limits = sequence.drafting, sequence.trace, sequence.limits
+    if drafting is None or sequence.target.acceptance is None:
         raise ValueError("the sequential schedule needs a drafter and an acceptance rule")
+    drafter, window = drafting.drafter, drafting.window
     rests, over = drafter.rest if window is None else window.rest, False
-    drafter.begin(sequence.token_ids[0])
     while not over:
         if rests():
             over = yield from plain_round(sequence)
@@ -40,7 +39,7 @@ def sequential(sequence: Sequence) -> Steps[None]:
                 window.update(0, 0)
             continue
         left = limits.max_new_tokens - len(sequence.token_ids) - 1
-        gamma = min(window.gamma if window else sequence.gamma, left)
+        gamma = min(window.gamma if window else drafting.gamma, left)
         drafter.declined += left > 0 and not gamma
         trace.begin()
         draft = yield from drafter.propose(gamma)

@@ -9,11 +9,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from vidspec.acceptance.base import Verdict
 from vidspec.decoding.auto import ROWS, parallel_windows
+from vidspec.decoding.prefill import Publish, TargetPrompt, prefill_target
 from vidspec.decoding.protocol import (
     KeptTokensMessage,
     OutgoingMessage,
     PrefillTarget,
+    PromptRead,
     Proposed,
     TargetMessage,
     Verify,
@@ -21,15 +24,16 @@ from vidspec.decoding.protocol import (
 from vidspec.decoding.scheduler import ParallelSettings, Scheduler, WorkerLost
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.setup import DecodingSetup
+from vidspec.decoding.target import verify
 from vidspec.decoding.workers.messages import DraftSpans
 from vidspec.decoding.workers.remote import RemoteDraft
-from vidspec.decoding.workers.target import TargetSide
 from vidspec.draft_length.costs import PassCosts
 from vidspec.draft_length.gamma import WindowSize
+from vidspec.drafting.base import Draft
 from vidspec.engine.requests import Steps
 from vidspec.events.events import InputsReleased, Round
 
-__all__ = ["run_parallel", "run_rounds"]
+__all__ = ["TargetSide", "run_parallel", "run_rounds"]
 
 
 def run_parallel(sequence: Sequence) -> Steps[None]:
@@ -169,3 +173,44 @@ def run_rounds(
             send(sends)
             if settled is not None:
                 emit(settled)
+
+
+class TargetSide:
+    """Answers the messages to the target.
+
+    Args:
+        sequence: the clip.
+
+    Attributes:
+        prompt: the target's prompt; None before the clip is encoded.
+    """
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence = sequence
+        self.prompt: TargetPrompt | None = None
+        self._emitted_count = 0
+
+    def answer(self, order: TargetMessage, publish: Publish) -> Steps[PromptRead | Verdict]:
+        """Answer one message; ``publish`` may be called in the middle of a pass."""
+        if isinstance(order, Verify):
+            return (yield from self._verify(order))
+        begun = self.sequence.trace.elapsed()
+        yield from self.read(publish)
+        target = self.sequence.target
+        token = target.first()
+        self._emitted_count = 1
+        return PromptRead("target", self.sequence.trace.elapsed() - begun, token, target.probabilities)
+
+    def read(self, publish: Publish) -> Steps[None]:
+        """Prefill the target; publish the draft's visual tokens once their signals exist, or at the end."""
+        self.prompt = yield from TargetPrompt.embed(self.sequence)
+        yield from prefill_target(self.sequence, self.prompt, publish)
+        self.prompt.release()
+
+    def _verify(self, order: Verify) -> Steps[Verdict]:
+        if order.prefix != self._emitted_count:
+            raise RuntimeError(f"{order} does not follow {self._emitted_count} emitted tokens")
+        verdict, _ = yield from verify(self.sequence, Draft.chain(order.window), order.round)
+        self.sequence.trace.lap("rollback")
+        self._emitted_count += verdict.accepted + 1
+        return verdict

@@ -13,9 +13,8 @@ from tests.ready_clips import ReadyClips
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.decoding.protocol import PrefillDraft, Propose, Proposed
+from vidspec.decoding.protocol import OpenClip, PrefillDraft, Propose, Proposed
 from vidspec.decoding.workers.draft import DraftWorker
-from vidspec.decoding.workers.messages import ClipOrder, OpenClip
 from vidspec.embedded.samples import shipped
 from vidspec.events.events import Finished, InputsReleased, Restarted
 from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput
@@ -195,10 +194,10 @@ def test_a_draft_process_keeps_no_frames_and_no_embeddings(pair, made, without_c
         read, sent = captioner.client.inputs.read(shipped()[0]), []
         profile = profiles.override(captioner.client.profile, {"schedule.kind": "parallel"})
         worker = DraftWorker(captioner.client.setup.draft, sent.append)
-        worker.take(OpenClip(1, profile, CaptionRequest("", read, "What?"), 99, True, {}))
+        worker.take(1, OpenClip(profile, CaptionRequest("", read, "What?"), 99, True))
         del read
-        worker.take(ClipOrder(1, PrefillDraft(None, frozenset())))
-        worker.take(ClipOrder(1, Propose(0, 8)))
+        worker.take(1, PrefillDraft(None, frozenset()))
+        worker.take(1, Propose(0, 8))
         while worker.busy:
             worker.turn()
         assert len([one for one in sent if isinstance(getattr(one, "result", None), Proposed)]) == 8

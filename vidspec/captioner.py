@@ -27,7 +27,7 @@ from vidspec.decoding.engine_client import EngineClient
 from vidspec.decoding.many import caption_clips, caption_prompts, in_order
 from vidspec.decoding.text_stream import stream_certain_text
 from vidspec.decoding.tickets import Ticket
-from vidspec.decoding.workers.slot import DraftProcessSlot
+from vidspec.decoding.workers.process import DraftProcessSlot
 from vidspec.engine.device import synchroniser
 from vidspec.errors import ArgumentError, UsageError
 from vidspec.events.events import Event, Finished

@@ -26,7 +26,6 @@ from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.workers import draft as drafts
 from vidspec.decoding.workers import process as processes
 from vidspec.decoding.workers import run as runs
-from vidspec.decoding.workers import slot as slots
 from vidspec.draft_length.costs import PassCosts
 from vidspec.engine.requests import Encode, Forward, PrefillPrompt
 from vidspec.engine.rows import PassResult, Rows
@@ -210,9 +209,9 @@ class TargetSide:
 class DraftClip(drafts.DraftClip):
     """The real one, but for what it sees and reads."""
 
-    def __init__(self, order, engine, emit):
-        LoopClient.__init__(self, order.clip, trace=Trace())
-        self.number, self.engine, self.emit = order.clip, engine, emit
+    def __init__(self, number, order, engine, emit):
+        LoopClient.__init__(self, number, trace=Trace())
+        self.engine, self.emit = engine, emit
         self._kind = self
         rows, release = (lambda prefix: torch.arange(prefix.length // 2)), (lambda: None)
         profile = SimpleNamespace(generate=SimpleNamespace(penalties={}, grammar_schema=None))
@@ -239,8 +238,7 @@ class DraftClip(drafts.DraftClip):
 class Process(processes.DraftProcess):
     """The real book-keeping; behind the pipe the real worker, in virtual time."""
 
-    def __init__(self, start):
-        case = start.model
+    def __init__(self, case, where, threads):
         case.processes.append(self)
         self.process = SimpleNamespace(alive=True, end=lambda: None, join=lambda: None, silent_s=lambda: 0.0)
         self._reader = self.process
@@ -261,11 +259,11 @@ class Process(processes.DraftProcess):
         behind = self._last.get(way, (0.0, 0.0))
         self._last[way] = self.world.at(arrival, lambda: None if self.dead else happen(), behind)
 
-    def _send(self, order):
-        self._way("in", lambda: self._arrived(order))
+    def send(self, clip, message):
+        self._way("in", lambda: self._arrived(clip, message))
 
-    def _arrived(self, order):
-        self._inbox.append(order)
+    def _arrived(self, clip, message):
+        self._inbox.append((clip, message))
         self._on()
 
     def _on(self):
@@ -273,7 +271,7 @@ class Process(processes.DraftProcess):
         if self.working or self.dead:
             return
         while self._inbox:
-            self.worker.take(self._inbox.popleft())
+            self.worker.take(*self._inbox.popleft())
         self._speak()
         if self.worker.busy:
             self._spent = 0.0
@@ -293,7 +291,7 @@ class Process(processes.DraftProcess):
 
     def _speak(self):
         for message in self._saying:
-            self._way("out", lambda message=message: self.dispatch(message))
+            self._way("out", lambda message=message: self.dispatch(*message))
         self._saying.clear()
 
     def _took(self, batch):
@@ -317,7 +315,7 @@ def enter(monkeypatch):
     """Put the parts of this module in the place of what computes, sleeps or starts processes."""
     monkeypatch.setattr(drafts, "DraftClip", DraftClip)
     monkeypatch.setattr(runs, "TargetSide", lambda sequence: sequence.side)
-    monkeypatch.setattr(slots, "DraftProcess", Process)
+    monkeypatch.setattr(processes, "DraftProcess", Process)
 
 
 class TextSequence(Sequence):
@@ -355,7 +353,7 @@ class BatchScenario:
         self.target = TimedEngine(self._took)
         self.prompts = rng.choice([8, 500, 2500])
         self.count = min(rng.randint(1, 8), rng.randint(1, 8))
-        self.slot = slots.DraftProcessSlot(self, Placement(CPU, torch.float32, "sdpa"), PROFILE)
+        self.slot = processes.DraftProcessSlot(self, Placement(CPU, torch.float32, "sdpa"), PROFILE)
         self.slot.target, self.slot._checked = None, (None, "loaded")
 
     def _took(self, batch):

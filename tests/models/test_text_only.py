@@ -9,8 +9,8 @@ from tests.engine.passing import forward
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config.profiles import load
+from vidspec.decoding.protocol import OpenClip
 from vidspec.decoding.workers.draft import DraftClip
-from vidspec.decoding.workers.messages import OpenClip
 from vidspec.decoding.workers.process import DraftProcess
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
@@ -105,8 +105,8 @@ def test_it_reads_the_targets_prompt_with_a_newline_for_the_video(folders, tmp_p
 
 @pytest.mark.full
 def test_a_draft_in_another_process_reads_the_targets_prompt_too(folders, monkeypatch):
-    sent, send = [], DraftProcess._send
-    monkeypatch.setattr(DraftProcess, "_send", lambda self, order: (sent.append(order), send(self, order)))
+    sent, send = [], DraftProcess.send
+    monkeypatch.setattr(DraftProcess, "send", lambda self, *order: (sent.append(order[1]), send(self, *order)))
     names = {"models.pair": None, "models.target": folders["target"], "models.draft": folders["draft"]}
     beside = {**FEW, **names, "schedule.kind": "parallel", "models.device": "cpu", "models.threads": 1}
     with Captioner.from_profile("onsd", overrides=beside) as captioner:
@@ -115,7 +115,7 @@ def test_a_draft_in_another_process_reads_the_targets_prompt_too(folders, monkey
         expected = captioner.client.setup.target.model.template.ids_with_text("\n", "What moves?")
     (order,) = [one for one in sent if isinstance(one, OpenClip)]
     assert order.texts == {"\n": expected}
-    clip = DraftClip(order, Engine(loading.load_model(folders["draft"], WHERE, text=True)), lambda result: None)
+    clip = DraftClip(1, order, Engine(loading.load_model(folders["draft"], WHERE, text=True)), lambda result: None)
     assert clip.context.text("\n").token_ids.tolist() == expected
 
 

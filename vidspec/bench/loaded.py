@@ -10,7 +10,7 @@ from pathlib import Path
 from vidspec.captioner import Captioner
 from vidspec.config import labels, profiles
 from vidspec.decoding.captioner_models import HEAD_FOLDERS, load_head
-from vidspec.decoding.workers.slot import DraftProcessSlot
+from vidspec.decoding.workers.process import DraftProcessSlot
 from vidspec.engine.layouts import WeightFormat
 from vidspec.engine.quantised import Precision
 from vidspec.errors import UsageError

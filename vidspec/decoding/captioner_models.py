@@ -9,7 +9,7 @@ from typing import NamedTuple
 from vidspec.config.profiles import Profile
 from vidspec.decoding import auto
 from vidspec.decoding.setup import DecodingSetup
-from vidspec.decoding.workers.slot import DraftProcessSlot
+from vidspec.decoding.workers.process import DraftProcessSlot
 from vidspec.embedded import ships
 from vidspec.errors import ModelError
 from vidspec.events.record import ModelsRecord

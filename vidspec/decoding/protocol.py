@@ -1,8 +1,9 @@
 """Messages of the two workers of the parallel schedule: token ids, kept indices, control.
 
-Plain values only: no torch, no clock, no thread. Each message is about one clip of a worker, and a worker takes the
-messages about a clip in the order of submission. The target verifies a window with rows of one pass and answers once;
-the draft reads its messages between any two of its passes, so that none waits longer than one pass.
+Plain values only: no torch, no clock, no thread. Each message is about one clip of a worker; in the pipe of the draft's
+process the clip's number goes with it. A worker takes the messages about a clip in the order of submission. The target
+verifies a window with rows of one pass and answers once; the draft reads its messages between any two of its passes, so
+that none waits longer than one pass.
 
 Texts are counted in generated tokens: position 0 is the first token after the prompt, and a text of ``n`` tokens
 holds the positions 0 to n - 1.
@@ -16,15 +17,25 @@ renormalised.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from vidspec.acceptance.base import Verdict
 
+if TYPE_CHECKING:
+    from vidspec.config.profiles import Profile
+    from vidspec.events.trace import Span
+    from vidspec.models.request import CaptionRequest
+
 __all__ = [
     "Abort",
+    "CloseClip",
+    "DraftAnswer",
     "DraftMessage",
+    "DraftSpans",
     "KeptTokensMessage",
+    "OpenClip",
     "OutgoingMessage",
     "PrefillDraft",
     "PrefillTarget",
@@ -71,21 +82,24 @@ class Verify:
 class PrefillDraft:
     """To the draft: read the prompt with the visual tokens ``kept`` (None: all). Answer: ``PromptRead``.
 
-    ``eos``: a text ends with any of these; the draft proposes nothing after one.
+    ``eos``: a text ends with any of these; the draft proposes nothing after one. ``visual``: the number of the target's
+    visual tokens, if known.
     """
 
     kept: tuple[int, ...] | None
     eos: frozenset[int]
+    visual: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Prune:
     """To the draft, after a ``PrefillDraft`` with all visual tokens: keep those in ``kept`` from now on.
 
-    The text stays as it is.
+    The text stays as it is. ``visual``: the number of the target's visual tokens.
     """
 
     kept: tuple[int, ...]
+    visual: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,19 +164,55 @@ class Proposed:
 class WorkerFailed:
     """From either: it cannot continue. ``traceback`` is the worker's own, as text.
 
-    ``lost``: it died or hangs, perhaps not because of the clip; another worker may repeat it.
+    ``lost``: it died or hangs, perhaps not because of the clip; another worker may repeat it. ``hint`` and ``kind`` are
+    those of an error of its model, without which it cannot begin.
     """
 
     worker: WorkerName
     error: str
     traceback: str = ""
     lost: bool = False
+    hint: str | None = None
+    kind: str = "worker"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenClip:
+    """To the draft's process: open a clip under ``profile``.
+
+    ``request``: its frames and prompt. ``eager``: encode them at once, before any message. ``room``: cache entries
+    needed after the prompt. ``texts``: for drafts without video, token ids of the target's prompt with each of these
+    texts in its place.
+    """
+
+    profile: Profile
+    request: CaptionRequest
+    room: int
+    eager: bool
+    texts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CloseClip:
+    """To the draft's process: forget a clip. Answer: ``DraftSpans``, the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSpans:
+    """From the draft's process: its timed work on a clip, on ``time.perf_counter``, which processes share.
+
+    ``forwards`` counts its passes over the clip.
+    """
+
+    spans: tuple[Span, ...]
+    forwards: int
 
 
 TargetMessage: TypeAlias = PrefillTarget | Verify
 DraftMessage: TypeAlias = PrefillDraft | Prune | Propose | Rollback | Abort
 WorkerOrder: TypeAlias = TargetMessage | DraftMessage
 WorkerResult: TypeAlias = KeptTokensMessage | PromptRead | Verdict | Proposed | WorkerFailed
+DraftAnswer: TypeAlias = PromptRead | Proposed | WorkerFailed | DraftSpans
 
 
 class OutgoingMessage(NamedTuple):

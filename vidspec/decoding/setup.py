@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import torch
 
     from vidspec.decoding.sequence import ScheduleFunction
-    from vidspec.decoding.workers.slot import DraftProcessSlot
+    from vidspec.decoding.workers.process import DraftProcessSlot
 
 __all__ = ["PLAIN_DECODING", "DecodingSetup"]
 

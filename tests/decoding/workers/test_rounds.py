@@ -12,13 +12,21 @@ from tests.acceptance.wrong_rules import AcceptsAll
 from tests.decoding.toys import ToyEngine, blend, random_table
 from tests.tiers import full_but
 from vidspec.acceptance.rules.exact import ExactRule
-from vidspec.decoding.protocol import Abort, PrefillDraft, PromptRead, Propose, Proposed, Rollback, WorkerFailed
+from vidspec.decoding.protocol import (
+    Abort,
+    DraftSpans,
+    PrefillDraft,
+    PromptRead,
+    Propose,
+    Proposed,
+    Rollback,
+    WorkerFailed,
+)
 from vidspec.decoding.scheduler import ParallelSettings, Scheduler
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.target import Target
 from vidspec.decoding.workers.draft import DraftText
-from vidspec.decoding.workers.messages import DraftSpans
-from vidspec.decoding.workers.remote import RemoteDraft
+from vidspec.decoding.workers.process import RemoteDraft
 from vidspec.decoding.workers.run import TargetSide, run_rounds
 from vidspec.draft_length.costs import PassCosts
 from vidspec.draft_length.gamma import FixedGamma
@@ -53,11 +61,11 @@ class TableDraft:
         self.closed = []
         self.process, self.reading = Beating(), False
 
-    def open(self, answer):
+    def open(self, opening, answer):
         self.answer, self.text, self.epoch, self.eos = answer, None, 0, frozenset()
         return 1
 
-    def send(self, clip, message, visual=None):
+    def send(self, clip, message):
         if isinstance(message, PrefillDraft):
             self.text, self.eos = DraftText(self.engine, self.engine.start()), message.eos
             self.answer(PromptRead("draft", 0.0))
@@ -77,7 +85,7 @@ class TableDraft:
 
 
 def remote(process, timeout=20.0):
-    return RemoteDraft(process, process.open, timeout, lambda: None, Trace())
+    return RemoteDraft(process, "opening", timeout, lambda: None, Trace())
 
 
 class TableTarget(TargetSide):
@@ -185,14 +193,14 @@ def test_an_error_of_the_target_is_raised_as_it_is():
 
 
 def test_a_clip_is_closed_once_and_only_if_it_was_opened(monkeypatch):
-    monkeypatch.setattr("vidspec.decoding.workers.remote.SPANS_TIMEOUT", 60.0)
+    monkeypatch.setattr("vidspec.decoding.workers.process.SPANS_TIMEOUT", 60.0)
     process = TableDraft()
     draft = remote(process)
     draft.close()
     assert run_to_completion(draft.collect_spans()) is None and not process.closed
     draft = remote(process)
     draft.begin()
-    threading.Timer(0.05, lambda: process.answer(DraftSpans(1, (), 7))).start()
+    threading.Timer(0.05, lambda: process.answer(DraftSpans((), 7))).start()
     assert run_to_completion(draft.collect_spans()).forwards == 7
     draft.close()
     assert process.closed == [1]

@@ -18,9 +18,7 @@ from tests.tiers import full_but
 from vidspec.decoding import prefill as prefills
 from vidspec.decoding.protocol import Abort, Proposed
 from vidspec.decoding.workers import process as processes
-from vidspec.decoding.workers import remote
-from vidspec.decoding.workers.messages import ClipOrder
-from vidspec.decoding.workers.slot import DraftProcessSlot
+from vidspec.decoding.workers.process import DraftProcessSlot
 from vidspec.engine.requests import Encode
 from vidspec.events.events import Finished, Prefilled, Round
 from vidspec.events.trace import to_chrome
@@ -110,10 +108,10 @@ def test_hippo_drafts_before_the_targets_prefill_ends(pairs, same_process, monke
     captioner, clips = pairs.sharing(name), list(CLIPS)[:batch]
     said, prefill, heard = {}, prefills._run_passes, processes.DraftProcess.dispatch
 
-    def counted(process, message):
-        if isinstance(getattr(message, "result", None), Proposed):
-            said[message.clip] = said.get(message.clip, 0) + 1
-        heard(process, message)
+    def counted(process, clip, message):
+        if isinstance(message, Proposed):
+            said[clip] = said.get(clip, 0) + 1
+        heard(process, clip, message)
 
     def late(setup, *rest):
         read = yield from prefill(setup, *rest)
@@ -274,8 +272,8 @@ def test_the_draft_has_its_share_of_the_processor(pairs):
 def test_a_draft_that_accounts_late_stays(pairs, same_process, monkeypatch):
     """Such as one that is still reading a long prompt when the target has written the whole text."""
     process = pairs.slot.ready()
-    monkeypatch.setattr(processes, "CloseClip", lambda clip: ClipOrder(-1, Abort()))  # which it does not answer
-    monkeypatch.setattr(remote, "SPANS_TIMEOUT", 0.1)
+    monkeypatch.setattr(processes, "CloseClip", Abort)  # which it does not answer
+    monkeypatch.setattr(processes, "SPANS_TIMEOUT", 0.1)
     record = pairs.first.caption(CLIP)
     assert record.token_ids == pairs.plain("one-object")
     assert not [span for span in record.trace.spans if span.worker == "draft"]
@@ -299,7 +297,7 @@ def test_a_process_that_is_silent_for_too_long_is_replaced(pairs, monkeypatch):
 @pytest.mark.full
 def test_a_forgotten_captioner_leaves_no_process(pairs):
     """Two captioners at the same time; nobody closes the second."""
-    slot = DraftProcessSlot(pairs.slot.model, pairs.slot._start.where, pairs.first.client.profile)
+    slot = DraftProcessSlot(pairs.slot.model, pairs.slot._where, pairs.first.client.profile)
     pid = slot.process.process.pid
     assert slot.process.alive
     del slot

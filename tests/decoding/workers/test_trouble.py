@@ -19,11 +19,11 @@ from tests.decoding.workers.pairs import CLIP, CLIPS, gone, named_requests
 from tests.ready_clips import ReadyClips
 from vidspec.cli.app import run
 from vidspec.config import profiles
-from vidspec.decoding.protocol import Rollback
+from vidspec.decoding.protocol import OpenClip, Rollback
 from vidspec.decoding.scheduler import WorkerLost
 from vidspec.decoding.target import Target
 from vidspec.decoding.workers import process as processes
-from vidspec.decoding.workers.slot import DraftProcessSlot
+from vidspec.decoding.workers.process import DraftProcessSlot
 from vidspec.errors import GenerationError, ModelError
 from vidspec.events.events import Finished, Prefilled, Restarted, Round
 from vidspec.models import loading
@@ -105,7 +105,7 @@ def test_an_error_in_one_clip_leaves_the_others_alone(pairs):
     next(stream)
     told = []
     request = pairs.first.client._with_defaults(CaptionRequest("", pairs.first.client.inputs.read(CLIP)))
-    clip = process.open(pairs.first.client.profile, request, 10, told.append, eager=False)
+    clip = process.open(OpenClip(pairs.first.client.profile, request, 10, eager=False), told.append)
     process.send(clip, Rollback(1, 0, (3,)))
     *_, last = stream
     assert last.caption.token_ids == pairs.plain("one-object")
@@ -136,7 +136,7 @@ def test_a_process_that_died_before_the_clip_began_is_told_of(pairs):
     clip = next(pairs.first.stream(CLIP))  # Opened: nothing of it has reached the draft
     assert clip.frames
     request = pairs.first.client._with_defaults(CaptionRequest("", pairs.first.client.inputs.read(CLIP)))
-    process.open(pairs.first.client.profile, request, 10, told.append, eager=True)
+    process.open(OpenClip(pairs.first.client.profile, request, 10, eager=True), told.append)
     assert "SIGKILL" in told[0].error
     process.stop()
 
@@ -166,7 +166,7 @@ def spawned(monkeypatch):
 
 @pytest.mark.full
 def test_a_draft_that_is_stopped_while_it_loads_is_replaced(pairs, spawned):
-    slot = DraftProcessSlot(pairs.slot.model, pairs.slot._start.where, pairs.first.client.profile)
+    slot = DraftProcessSlot(pairs.slot.model, pairs.slot._where, pairs.first.client.profile)
     slot.target, slot._timeout = pairs.model, 1.0
     pid = slot.process.process.pid
     os.kill(pid, signal.SIGSTOP)
@@ -196,7 +196,7 @@ def test_an_error_in_the_draft_carries_its_traceback(pairs, name, monkeypatch):
     """Eight patches per side for the target, four for the draft: they see a frame differently."""
     rows = Target.rows  # so slow that the target does not write the whole text before the draft fails
     monkeypatch.setattr(Target, "rows", lambda target, draft: (time.sleep(0.2), rows(target, draft))[1])
-    other = loading.load_model(str(checkpoint("readable", image_size=64)), pairs.slot._start.where)
+    other = loading.load_model(str(checkpoint("readable", image_size=64)), pairs.slot._where)
     with pytest.raises(GenerationError, match=r"draft worker failed: ModelError.*see a frame differently") as caught:
         pairs.sharing(name, target=other).caption(CLIP)
     assert "Traceback" in str(caught.value.__cause__) and "in rows" in str(caught.value.__cause__)
@@ -207,7 +207,7 @@ def test_an_error_in_the_draft_carries_its_traceback(pairs, name, monkeypatch):
 def test_a_draft_of_another_tokenizer_is_refused(pairs, tmp_path):
     folder = copy_checkpoint(tmp_path, "readable")
     build_tokenizer(samples=300, seed=8).save_pretrained(folder)
-    other = loading.load_model(str(folder), pairs.slot._start.where)
+    other = loading.load_model(str(folder), pairs.slot._where)
     with pytest.raises(ModelError, match="different tokenizers"):
         pairs.sharing(target=other).caption(CLIP)
     pairs.slot.target = pairs.model
@@ -227,7 +227,7 @@ import sys
 import time
 from vidspec.config import profiles
 from vidspec.captioner import Captioner
-from vidspec.decoding.workers.slot import DraftProcessSlot
+from vidspec.decoding.workers.process import DraftProcessSlot
 from vidspec.models.placement import resolve_placement
 
 target, draft, clip = sys.argv[1:]  # not behind a guard: the draft's process must not run this again

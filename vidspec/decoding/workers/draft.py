@@ -14,7 +14,11 @@ from vidspec.channel import Channel
 from vidspec.decoding.loop import Loop, LoopClient
 from vidspec.decoding.protocol import (
     Abort,
+    CloseClip,
+    DraftAnswer,
     DraftMessage,
+    DraftSpans,
+    OpenClip,
     PrefillDraft,
     PromptRead,
     Propose,
@@ -22,19 +26,8 @@ from vidspec.decoding.protocol import (
     Prune,
     Rollback,
     WorkerFailed,
-    WorkerResult,
 )
 from vidspec.decoding.text_history import make_history
-from vidspec.decoding.workers.messages import (
-    ClipAnswer,
-    ClipOrder,
-    CloseClip,
-    DraftLoaded,
-    DraftLoadFailed,
-    DraftSpans,
-    DraftStart,
-    OpenClip,
-)
 from vidspec.drafting.base import drafter_of
 from vidspec.drafting.chain import greedy_chain
 from vidspec.drafting.context import DraftContext
@@ -49,6 +42,7 @@ from vidspec.events.trace import Trace
 from vidspec.models import loading
 from vidspec.models.base import EmbeddedPrompt
 from vidspec.models.identity import model_identity
+from vidspec.models.placement import Placement
 from vidspec.models.quick_import import import_transformers
 from vidspec.models.video_language_model import VideoLanguageModel
 
@@ -133,16 +127,17 @@ class DraftClip(LoopClient):
     """One clip in the draft worker.
 
     Args:
-        order: the message that opens the clip.
+        number: of the clip.
+        order: the message that opens it.
         engine: engine of the drafting model.
         emit: receives its results.
     """
 
     def __init__(
-        self, order: OpenClip, engine: Engine[VideoLanguageModel], emit: Callable[[WorkerResult], None]
+        self, number: int, order: OpenClip, engine: Engine[VideoLanguageModel], emit: Callable[[DraftAnswer], None]
     ) -> None:
-        super().__init__(order.clip, trace=Trace(synchroniser(engine.model.device)))
-        self.number, self.engine, self.emit = order.clip, engine, emit
+        super().__init__(number, trace=Trace(synchroniser(engine.model.device)))
+        self.engine, self.emit = engine, emit
         self.context = DraftContext(
             profile=order.profile,
             request=order.request,
@@ -176,12 +171,12 @@ class DraftClip(LoopClient):
         """True once its prompt has been read."""
         return self._text is not None
 
-    def take(self, message: DraftMessage, visual: int | None) -> None:
+    def take(self, message: DraftMessage) -> None:
         """Store a message; only a rollback is executed here."""
         if isinstance(message, PrefillDraft):
-            self._prefill, self.context.tokens = message, visual
+            self._prefill, self.context.tokens = message, message.visual
         elif isinstance(message, Prune):
-            self._prune, self.context.tokens = message, visual
+            self._prune, self.context.tokens = message, message.visual
         elif isinstance(message, Propose):
             if message.epoch == self._epoch:
                 self._until = message.until
@@ -239,7 +234,7 @@ class DraftClip(LoopClient):
         """Return the timed work so far."""
         origin = self.trace.origin
         shifted = (span._replace(start=span.start + origin, end=span.end + origin) for span in self.trace.spans)
-        return DraftSpans(self.number, tuple(shifted), self.forwards)
+        return DraftSpans(tuple(shifted), self.forwards)
 
 
 class DraftWorker:
@@ -270,19 +265,18 @@ class DraftWorker:
         for clip in self._clips.values():
             clip.trace.add("collect", "draft", start - clip.trace.origin, end - clip.trace.origin)
 
-    def take(self, order: OpenClip | CloseClip | ClipOrder) -> None:
-        """Handle a message of the other process; called between two passes."""
-        number = order.clip
-        if isinstance(order, CloseClip):
+    def take(self, number: int, message: OpenClip | DraftMessage | CloseClip) -> None:
+        """Handle a message about a clip; called between two passes."""
+        if isinstance(message, CloseClip):
             self._loop.drop(number)
             clip = self._clips.pop(number, None)
-            self.send(clip.spans() if clip else DraftSpans(number, (), 0))
+            self._emit(number, clip.spans() if clip else DraftSpans((), 0))
             return
         try:
-            if isinstance(order, OpenClip):
-                self._clips[number] = DraftClip(order, self.engine, partial(self._emit, number))
+            if isinstance(message, OpenClip):
+                self._clips[number] = DraftClip(number, message, self.engine, partial(self._emit, number))
             elif number in self._clips:
-                self._clips[number].take(order.message, order.visual)
+                self._clips[number].take(message)
             else:
                 return  # the clip has failed or is closed
         except Exception as error:
@@ -304,35 +298,33 @@ class DraftWorker:
         if client.error is not None:
             self._fail(cast(int, client.key), client.error)
 
-    def _emit(self, number: int, result: WorkerResult) -> None:
-        self.send(ClipAnswer(number, result))
+    def _emit(self, number: int, answer: DraftAnswer) -> None:
+        self.send((number, answer))
 
     def _fail(self, number: int, error: Exception) -> None:
         """Report one clip as failed; the others continue."""
         self._loop.drop(number)
         self._clips.pop(number, None)
-        self.send(ClipAnswer(number, _failure(error)))
+        trace = "".join(traceback.format_exception(error))
+        self._emit(number, WorkerFailed("draft", f"{type(error).__name__}: {error}", trace))
 
 
-def serve(channel: Channel, start: DraftStart) -> None:
-    """Run the process: load the model, then work on clips."""
+def serve(channel: Channel, model: str, where: Placement) -> None:
+    """Run the process: load the model, send its identity or error, then work on clips."""
     try:
         with garbage.loading(fresh=True):
             import_transformers()
-            engine = Engine(loading.load_model(start.model, start.where, text=True))
+            engine = Engine(loading.load_model(model, where, text=True))
     except VidspecError as error:
-        channel.send(DraftLoadFailed(error.message, error.hint, error.kind, traceback.format_exc()))
+        failed = WorkerFailed("draft", error.message, traceback.format_exc(), hint=error.hint, kind=error.kind)
+        channel.send((None, failed))
         return
-    channel.send(DraftLoaded(model_identity(engine.model)))
+    channel.send((None, model_identity(engine.model)))
     worker = DraftWorker(engine, channel.send)
     with garbage.deferred(worker.add_collection):
         while True:
             while not worker.busy or channel.poll():
                 if not worker.busy:
                     garbage.collect_if_due(busy=worker.has_clips)
-                worker.take(channel.receive())
+                worker.take(*channel.receive())
             worker.turn()
-
-
-def _failure(error: Exception) -> WorkerFailed:
-    return WorkerFailed("draft", f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from vidspec.acceptance.base import Verdict
 from vidspec.decoding.auto import ROWS, parallel_windows
 from vidspec.decoding.prefill import Publish, TargetPrompt, prefill_target
 from vidspec.decoding.protocol import (
+    DraftSpans,
     KeptTokensMessage,
+    OpenClip,
     OutgoingMessage,
     PrefillTarget,
     PromptRead,
@@ -25,13 +26,13 @@ from vidspec.decoding.scheduler import ParallelSettings, Scheduler, WorkerLost
 from vidspec.decoding.sequence import Sequence
 from vidspec.decoding.setup import DecodingSetup
 from vidspec.decoding.target import verify
-from vidspec.decoding.workers.messages import DraftSpans
-from vidspec.decoding.workers.remote import RemoteDraft
+from vidspec.decoding.workers.process import RemoteDraft
 from vidspec.draft_length.costs import PassCosts
 from vidspec.draft_length.gamma import WindowSize
 from vidspec.drafting.base import Draft
 from vidspec.engine.requests import Steps
 from vidspec.events.events import InputsReleased, Round
+from vidspec.models.request import CaptionRequest
 
 __all__ = ["TargetSide", "run_parallel", "run_rounds"]
 
@@ -69,9 +70,11 @@ def _run_attempt(sequence: Sequence) -> Steps[None]:
     target = TargetSide(sequence)
     blind = not setup.profile.shows_the_video
     texts = {"\n": sequence.job.text_ids(setup.target.model, "\n")} if blind else {}
+    job = sequence.job
+    shown = CaptionRequest("", job.frames, job.prompt or "", job.system, earlier=job.earlier)
     draft = RemoteDraft(
         process,
-        partial(process.open, setup.profile, sequence.job, setup.room, eager=overlap, texts=texts),
+        OpenClip(setup.profile, shown, setup.room, overlap, texts),
         setup.profile.workers.timeout,
         lambda: len(target.prompt.prefix.visual) if target.prompt is not None else None,
         trace,
@@ -163,7 +166,7 @@ def run_rounds(
     while not scheduler.finished:
         if orders:
             answer = yield from target.answer(orders.pop(), publish)
-            answers = [*draft.mailbox.take(), answer]
+            answers = [*draft.take(), answer]
         else:
             answers = yield from draft.receive()
         for result in answers:

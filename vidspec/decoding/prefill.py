@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 import torch
 
 from vidspec.acceptance.base import GroundedRule, for_clip
-from vidspec.decoding.part_answers import check_drafter, check_kept
+from vidspec.decoding.part_answers import check_kept
 from vidspec.decoding.sequence import Drafting, Sequence
 from vidspec.decoding.target import Target
 from vidspec.decoding.text_history import make_history
@@ -44,7 +44,7 @@ __all__ = ["Publish", "TargetPrompt", "open_target", "prefill", "prefill_target"
 #: Receives the indices of the visual tokens that the draft may see, as soon as they are known.
 Publish: TypeAlias = Callable[[tuple[int, ...]], None]
 
-T = TypeVar("T", bound=Target)
+Side = TypeVar("Side", bound=Target)
 
 GREEDY = Sampling(0.0, 1.0)
 
@@ -197,7 +197,7 @@ def prefill_target(sequence: Sequence, prompt: TargetPrompt, publish: Publish | 
     sequence.target = open_target(sequence, prompt, read, Target)
 
 
-def open_target(sequence: Sequence, prompt: TargetPrompt, read: PrefillResult, kind: type[T]) -> T:
+def open_target(sequence: Sequence, prompt: TargetPrompt, read: PrefillResult, kind: type[Side]) -> Side:
     """Return the target's side of a clip whose prompt has been read."""
     setup = sequence.setup
     return kind(
@@ -220,7 +220,7 @@ def prefill(sequence: Sequence) -> Steps[bool]:
     over = sequence.emit_first()
     if setup.drafter is not None and not over:
         opened = yield from setup.drafter.open(_draft_context(sequence, prompt))
-        sequence.drafting = _begin_drafting(sequence, check_drafter(sequence, opened))
+        sequence.drafting = _begin_drafting(sequence, opened)
     prompt.release()
     sequence.emit(InputsReleased(sequence.trace.now()))
     return over

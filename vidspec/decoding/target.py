@@ -144,7 +144,8 @@ def verify(sequence: Sequence, draft: Draft, round: int = 0) -> Steps[tuple[Verd
     (passed,) = yield Forward(target.engine, [target.rows(draft)])
     about = (("round", round), ("rows", len(draft.tokens) + 1)) if round else ()
     seconds = trace.lap("verify", about=about)
-    verdict = check_verdict(sequence, rule(draft, passed, target.rng), draft)
+    verdict = rule(draft, passed, target.rng)
+    check_verdict(sequence, verdict, draft)
     seconds += trace.lap("accept")
     target.commit(verdict.path, verdict.token, passed)
     verdict.draft, verdict.probabilities, verdict.seconds, verdict.round = draft, target.probabilities, seconds, round

@@ -103,15 +103,14 @@ class DraftProcess:
             if late or self.process.silent_s() >= silence:
                 problem = f"after {timeout:g} s" if late else f"and does nothing for {silence:g} s"
                 raise WorkerLost(f"the draft worker has not loaded its model {problem}", kind="worker")
-        if isinstance(error := self._loaded, WorkerFailed):
-            raise ModelError(f"the draft worker: {error.error}", hint=error.hint, kind=error.kind) from (
-                WorkerTraceback(error.traceback)
+        if isinstance(loaded := self._loaded, WorkerFailed):
+            raise ModelError(f"the draft worker: {loaded.error}", hint=loaded.hint, kind=loaded.kind) from (
+                WorkerTraceback(loaded.traceback)
             )
         if self._failure is not None:
             raise worker_error(self._failure)
-        if self._loaded is None:
-            raise AssertionError("ready without a model")
-        return self._loaded
+        assert loaded is not None
+        return loaded
 
     def open(self, message: OpenClip, listener: Callable[[DraftAnswer], None]) -> int:
         """Open a clip and return its number; answers about it go to ``listener``, on another thread."""

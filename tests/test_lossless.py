@@ -18,6 +18,7 @@ from tests.ready_clips import ReadyClips
 from tests.tiers import full_but, in_turn
 from vidspec import video
 from vidspec.acceptance.base import Verdict, rules
+from vidspec.decoding.target import Target
 from vidspec.embedded.samples import shipped
 from vidspec.events.compare import first_difference
 from vidspec.events.events import Finished
@@ -338,6 +339,34 @@ def test_the_gate_can_fail(random_pair, rule):
     captioner.client.setup.acceptance = rule()
     with pytest.raises(AssertionError, match="leaves plain decoding"):
         check(random_pair, captioner, CLIPS["one-object"])
+
+
+def leave_a_row(target):
+    """A row of the rejected tokens stays, at its position."""
+    target.span.length += 1
+    target.span.offset -= 1
+
+
+def move_positions(target):
+    """Further rows come one position too late."""
+    target.span.offset += 1
+
+
+@pytest.mark.parametrize("profile", ["vanilla-sd", "specvlm"])
+@pytest.mark.parametrize("fault", [leave_a_row, move_positions])
+def test_a_fault_of_the_target_after_a_rejection_is_found(random_pair, monkeypatch, fault, profile):
+    """In a chain and in a tree. The texts of trained models often stay as they are."""
+    commit = Target.commit
+
+    def commits(target, path, token, passed):
+        commit(target, path, token, passed)
+        if len(path) < max(target._draft.depths, default=0):
+            fault(target)
+
+    plain = {clip: random_pair.plain(clip) for clip in CLIPS.values()}
+    monkeypatch.setattr(Target, "commit", commits)
+    captioner = random_pair.captioner(profile, {"draft.gamma": 4})
+    assert any(captioner.caption(clip).token_ids != text for clip, text in plain.items())
 
 
 @pytest.mark.parametrize("profile", full_but(["specvlm", "parallelvlm"], ["vanilla-sd", "specvlm", "parallelvlm"]))

@@ -173,6 +173,19 @@ def test_a_head_drafts_what_a_plain_pass_over_all_context_gives(pairs, monkeypat
         assert list(tokens) == best.indices[:, 0].tolist()
 
 
+def test_a_head_whose_positions_are_off_by_one_is_found(pairs, monkeypatch):
+    """By the test above: texts stay those of plain decoding."""
+    make = BlockDrafter.__init__
+
+    def makes(self, engine, span, *rest):
+        span.offset += 1
+        make(self, engine, span, *rest)
+
+    monkeypatch.setattr(BlockDrafter, "__init__", makes)
+    with pytest.raises(AssertionError, match="=="):
+        test_a_head_drafts_what_a_plain_pass_over_all_context_gives(pairs, monkeypatch, QWEN25, "causal", "none")
+
+
 @pytest.mark.parametrize("family", full_but([QWEN25], [QWEN25, QWEN3]))
 def test_texts_are_those_of_plain_decoding(pairs, family):
     pair = pairs(family)

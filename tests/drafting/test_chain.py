@@ -77,6 +77,28 @@ def test_each_number_of_accepted_tokens(engine, prefix, gamma):
         assert proposed(drafter, 3).tokens == greedy_from_scratch(engine, prefix, emitted, 3)
 
 
+def leave_an_entry(span):
+    span.length, span.offset = span.length + 1, span.offset - 1
+
+
+def move_positions(span):
+    span.offset += 1
+
+
+@pytest.mark.parametrize("fault", [leave_an_entry, move_positions])
+def test_a_fault_of_the_cache_after_a_rejection_is_found(engine, prefix, fault):
+    """By the comparison of all tests of this module."""
+    drafter = ChainDrafter(engine, engine.prefill(prefix, ROOM).span, GREEDY, torch.Generator())
+    drafter.begin(7)
+    emitted, found = [7], []
+    for token in (99, 5, 301, 42):
+        emit_window(drafter, proposed(drafter, 4), (), token)
+        emitted.append(token)
+        fault(drafter.span)
+        found.append(proposed(drafter, 4).tokens != greedy_from_scratch(engine, prefix, emitted, 4))
+    assert any(found)
+
+
 def test_what_is_emitted_while_it_proposes_nothing_is_read_later(engine, prefix):
     drafter = ChainDrafter(engine, engine.prefill(prefix, ROOM).span, GREEDY, torch.Generator())
     drafter.begin(7)

@@ -17,7 +17,7 @@ from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.drafting.drafters.hybrid import HybridDrafter
-from vidspec.drafting.head_windows import HeadChain
+from vidspec.drafting.head_windows import HeadChain, HeadTree
 from vidspec.engine.forward import Engine
 from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.taps import Taps
@@ -182,6 +182,19 @@ def test_a_head_drafts_what_a_plain_pass_over_all_pairs_gives(pairs, monkeypatch
         found, margin = pair.expected(emitted, len(tokens), kept)
         assert margin > 1e-4
         assert list(tokens) == found
+
+
+def test_a_head_whose_positions_are_off_by_one_is_found(pairs, monkeypatch):
+    """By the test above: texts stay those of plain decoding."""
+    make = HeadTree.__init__
+
+    def makes(self, engine, span, *rest):
+        span.offset += 1
+        make(self, engine, span, *rest)
+
+    monkeypatch.setattr(HeadTree, "__init__", makes)
+    with pytest.raises(AssertionError, match="=="):
+        test_a_head_drafts_what_a_plain_pass_over_all_pairs_gives(pairs, monkeypatch, QWEN25, "pruned")
 
 
 @pytest.mark.sample(full=2)

@@ -8,6 +8,7 @@ from tests.checkpoints import checkpoint, eagle3, mtp, qwen
 from vidspec.bench.loaded import LoadedModels, ModelSource, profile_labels
 from vidspec.decoding.captioner_models import models_record
 from vidspec.embedded.samples import shipped
+from vidspec.engine.layouts import stored_bytes
 from vidspec.errors import UsageError
 
 
@@ -37,7 +38,11 @@ def test_a_draft_needs_a_target():
 def test_a_target_of_codes_is_measured_as_one_and_never_silently_otherwise():
     eight, plain = LoadedModels(ModelSource(weights="int8")), LoadedModels(ModelSource())
     ours, theirs = (one.captioner("ar", {"video.frames": 4, "generate.max_new_tokens": 4}) for one in (eight, plain))
-    assert eight.target.decoder.only_bytes > 0 == plain.target.decoder.only_bytes
+    assert (
+        stored_bytes(eight.target.decoder.matrices, copies=False)
+        > 0
+        == stored_bytes(plain.target.decoder.matrices, copies=False)
+    )
     assert [one.caption(shipped()[0]).models["weights"] for one in (ours, theirs)] == ["int8", None]
     with pytest.raises(UsageError, match="profile ar needs another target") as caught:
         plain.captioner("ar+models.weights=int4")
@@ -50,7 +55,11 @@ def test_a_draft_is_kept_as_the_profile_has_it():
     made = {one: loaded.captioner(f"vanilla-sd+draft.precision={one}") for one in ("auto", "int8", "as-target")}
     drafts = {one: captioner.client.setup.draft.model for one, captioner in made.items()}
     assert drafts["auto"] is loaded.draft and len({id(one) for one in drafts.values()}) == 3
-    assert drafts["int8"].decoder.only_bytes > 0 == drafts["as-target"].decoder.only_bytes
+    assert (
+        stored_bytes(drafts["int8"].decoder.matrices, copies=False)
+        > 0
+        == stored_bytes(drafts["as-target"].decoder.matrices, copies=False)
+    )
     assert loaded.captioner("specvlm+draft.precision=int8").client.setup.draft.model is drafts["int8"]
 
 

@@ -21,6 +21,7 @@ from vidspec.decoding.target import Target
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
+from vidspec.engine.layouts import stored_bytes
 from vidspec.engine.requests import run_to_completion
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import DeviceError, ProfileError
@@ -76,7 +77,10 @@ def test_it_takes_no_second_prefill_and_no_second_cache(pair):
         assert record.models["draft"] is None and record.lossless
         engine = captioner.client.setup.self_draft
     assert engine.model.decoder.slab is slab and engine.model is pair.target.quantised_copy("int8")
-    copies, weights = engine.model.decoder.packed_bytes, sum(p.nbytes for p in pair.target.language.layers.parameters())
+    copies, weights = (
+        stored_bytes(engine.model.decoder.matrices),
+        sum(p.nbytes for p in pair.target.language.layers.parameters()),
+    )
     assert 0 < copies < 0.6 * weights  # of small layers scales are a good part
     assert engine.model.embed is not None and engine.model.decoder.embedding is pair.target.decoder.embedding
 
@@ -130,7 +134,11 @@ def test_a_target_of_codes_is_what_lossless_means_then(folder, pair, weights, de
             )
             model = captioner.client.setup.target.model
             # A tied table is looked up in and not multiplied with: its codes are read in its place.
-            assert model.decoder.only_bytes < pass_bytes(model) < model.decoder.only_bytes + 2 * 10**4
+            assert (
+                stored_bytes(model.decoder.matrices, copies=False)
+                < pass_bytes(model)
+                < stored_bytes(model.decoder.matrices, copies=False) + 2 * 10**4
+            )
             assert pass_bytes(model) < 0.4 * pass_bytes(pair.target)
             return captioner.caption(CLIP)
 
@@ -146,8 +154,10 @@ def test_a_draft_model_of_codes(folder, pair, precision):
     settings |= {"generate.max_new_tokens": 40, "draft.precision": precision}
     with Captioner.from_profile(profiles.load("vanilla-sd", settings, env={})) as captioner:
         record, decoder = captioner.caption(CLIP), captioner.client.setup.draft.model.decoder
-        assert captioner.client.setup.target.model.decoder.packed_bytes == 0
-    assert record.token_ids == pair.plain(CLIP) and record.counters["accepted"] > 0 and decoder.packed_bytes > 0
+        assert stored_bytes(captioner.client.setup.target.model.decoder.matrices) == 0
+    assert (
+        record.token_ids == pair.plain(CLIP) and record.counters["accepted"] > 0 and stored_bytes(decoder.matrices) > 0
+    )
 
 
 def test_what_cannot_be_quantised_is_refused(folder):

@@ -10,6 +10,7 @@ import sys
 import torch
 
 from vidspec import memory
+from vidspec.engine.layouts import stored_bytes
 from vidspec.models.loading import load_model
 from vidspec.models.placement import resolve_placement
 
@@ -20,7 +21,7 @@ def main(first: str, second: str, dtype: str) -> None:
     before = memory.resident_memory()
     model = load_model(second, where)
     storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in model.model.parameters()}
-    print(memory.resident_memory() - before, sum(storages.values()) + model.decoder.packed_bytes)
+    print(memory.resident_memory() - before, sum(storages.values()) + stored_bytes(model.decoder.matrices))
 
 
 if __name__ == "__main__":

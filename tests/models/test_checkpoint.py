@@ -16,6 +16,7 @@ from vidspec.cli.app import app
 from vidspec.cli.checkpoint import inspect
 from vidspec.config.user_config import UserConfig
 from vidspec.decoding.default_profile import resolve_profile
+from vidspec.engine.layouts import stored_bytes
 from vidspec.models.checkpoint_config import read_config
 from vidspec.models.memory_estimate import PROCESS
 from vidspec.models.placement import Placement
@@ -192,7 +193,7 @@ def test_a_target_that_is_rounded_when_it_is_loaded(vidspec, written, monkeypatc
     }
     if isinstance(model.decoder.head, torch.nn.Module):
         parameters |= {id(one): one.nbytes for one in model.decoder.head.parameters()}
-    assert ran.code == 0 and found["codes"] == model.decoder.packed_bytes
+    assert ran.code == 0 and found["codes"] == stored_bytes(model.decoder.matrices)
     assert found["weights"] == found["codes"] + sum(parameters.values())
     assert found["while_loading"] > plain["weights"] + PROCESS > found["weights"] + PROCESS
     assert found["command"].endswith(f"--set models.weights={rounded}")

@@ -41,7 +41,7 @@ def test_listed_is_what_the_config_makes(name, tmp_path):
     decoder = StockDecoder(language, model.lm_head, "")
     slab = decoder.slab
     assert len(slab) == listed.layers
-    assert {tuple(key.shape) for key in slab.keys(0, 0)} == {(1, listed.kv_heads, 0, listed.head_dim)}
+    assert {tuple(key.shape) for key in slab.keys_and_values(0, 0)[0]} == {(1, listed.kv_heads, 0, listed.head_dim)}
     assert slab.entry_bytes == 2 * listed.kv_per_token
     assert sum(weight.numel() for weight in model.parameters()) == listed.parameters
     assert model.lm_head.weight.shape[0] == listed.vocabulary

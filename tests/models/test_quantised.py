@@ -19,6 +19,7 @@ from vidspec.captioner import Captioner
 from vidspec.cli import main
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
+from vidspec.engine.layouts import stored_bytes
 from vidspec.errors import ModelError
 from vidspec.models.loading import load_model
 from vidspec.models.placement import Placement
@@ -99,7 +100,10 @@ def test_codes_stay(checkpoint, monkeypatch, capsys, name, decoder):
     assert model.decoder.name == decoder and model.codes == f"int{bits}" and plain.codes is None
     shapes = [layer.weight.shape for layer in make.linears(dequantised(folder, monkeypatch).model).values()]
     codes = sum(out * (inner * bits // 8 + scale * (inner // (group or inner))) for out, inner in shapes)
-    assert model.decoder.only_bytes == codes and plain.decoder.only_bytes == 0
+    assert (
+        stored_bytes(model.decoder.matrices, copies=False) == codes
+        and stored_bytes(plain.decoder.matrices, copies=False) == 0
+    )
     if decoder == "fused":
         saved = sum(4 * shape.numel() for shape in shapes) - codes
         assert model_weight_bytes(model) == model_weight_bytes(plain) - saved
@@ -120,7 +124,7 @@ def test_codes_stay(checkpoint, monkeypatch, capsys, name, decoder):
 def test_what_no_layout_holds_becomes_plain(checkpoint, capsys, name):
     folder = checkpoint(name)
     model = load_model(str(folder), CPU, text=True)
-    assert model.codes is None and model.decoder.only_bytes == 0
+    assert model.codes is None and stored_bytes(model.decoder.matrices, copies=False) == 0
     assert main(["models", str(folder)]) == 0
     assert "loaded as float32" in capsys.readouterr().out
 

@@ -33,7 +33,6 @@ class PrunedSpan(KVSpan):
 
     def __init__(self, slab: Slab, room: int, offset: float = 0, whole: int = 0) -> None:
         super().__init__(slab, room, offset)
-        slab.allocate(self)
         self.missing = [0] * len(slab)
         self.whole = whole
         self.kept: tuple[int, ...] = ()

@@ -9,7 +9,7 @@ from torch import nn
 
 from vidspec.bench.turns import time_call
 from vidspec.engine.device import synchroniser
-from vidspec.engine.layouts import MatrixLinear
+from vidspec.engine.layouts import MatrixLinear, stored_bytes
 from vidspec.engine.matrix import Matrix
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def weight_bytes(language: nn.Module, head: nn.Module, decoder: Decoder | None =
     table = language.get_input_embeddings().weight  # type: ignore[operator]
     if id(table) not in {id(p) for p in of_head}:
         seen.pop(id(table), None)
-    return sum(seen.values()) + (0 if decoder is None else decoder.only_bytes)
+    return sum(seen.values()) + (0 if decoder is None else stored_bytes(decoder.matrices, copies=False))
 
 
 def model_weight_bytes(model: VideoLanguageModel) -> int:

@@ -154,7 +154,7 @@ class Caller:
             accepted=self.accepted,
             passes=self.passes,
             kv_used=slab.used * slab.entry_bytes,
-            kv_capacity=slab.nbytes,
+            kv_capacity=slab.capacity * slab.entry_bytes,
             batch=self.limit,
             reading=self.reading_s / max(time.monotonic() - self.begun, 1e-9),
         )

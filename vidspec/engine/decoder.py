@@ -42,8 +42,6 @@ class Decoder(Protocol):
         cached: the blocks with keys and values, in order, where others keep a state; None if all have them.
         state_bytes: most bytes of a sequence's states in the other blocks, in addition to its keys and values.
         matrices: of its weights that are not in stock layers.
-        packed_bytes: bytes of weights held packed or as codes, in addition to the model's parameters.
-        only_bytes: the part of ``packed_bytes`` that is not a second copy.
         numbers: weights in the blocks' linear layers, experts left out.
         graphs: replayed passes of few tokens on a GPU; None if it cannot replay them.
         eager: reason why a GPU does not replay passes; None if it does.
@@ -73,12 +71,6 @@ class Decoder(Protocol):
 
     @property
     def matrices(self) -> Sequence[Matrix]: ...
-
-    @property
-    def packed_bytes(self) -> int: ...
-
-    @property
-    def only_bytes(self) -> int: ...
 
     @property
     def numbers(self) -> int: ...

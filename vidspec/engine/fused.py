@@ -205,14 +205,6 @@ class FusedDecoder:
     def device(self) -> torch.device:
         return self.embedding.device
 
-    @property
-    def packed_bytes(self) -> int:
-        return sum(matrix.nbytes for matrix in self.matrices)
-
-    @property
-    def only_bytes(self) -> int:
-        return sum(matrix.nbytes for matrix in self.matrices if not matrix.second)
-
     @cached_property
     def numbers(self) -> int:
         return sum(math.prod(matrix.shape) for block in self.blocks for matrix in block.matrices)

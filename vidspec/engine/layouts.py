@@ -37,6 +37,7 @@ __all__ = [
     "plain_linears",
     "quantise_linears",
     "quantised_copy",
+    "stored_bytes",
     "unquantisable_reason",
     "weight_matrices",
 ]
@@ -263,6 +264,16 @@ def describe_layouts(matrices: Iterable[Matrix]) -> str:
     for matrix in matrices:
         shapes.setdefault(matrix.layout, {})[f"{matrix.shape[0]}x{matrix.shape[1]}"] = None
     return ", ".join(f"{layout} {' '.join(found)}" for layout, found in sorted(shapes.items()))
+
+
+def stored_bytes(matrices: Iterable[Matrix], *, copies: bool = True) -> int:
+    """Return the bytes that matrices hold packed or as codes, in addition to a model's parameters.
+
+    Args:
+        matrices: each once.
+        copies: False to leave out second copies of a weight.
+    """
+    return sum(matrix.nbytes for matrix in matrices if copies or not matrix.second)
 
 
 def matrix_linears(modules: Iterable[nn.Module]) -> list[Matrix]:

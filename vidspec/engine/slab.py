@@ -84,11 +84,6 @@ class Slab:
         return int(numbers * self.dtype.itemsize)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes allocated."""
-        return self.capacity * self.entry_bytes
-
-    @property
     def shares(self) -> dict[torch.device, float]:
         """Share of an entry on each device."""
         shares: dict[torch.device, float] = {}
@@ -104,28 +99,17 @@ class Slab:
             return sum(end - start for start, end in self._used.items())
 
     def open(self, room: int, offset: float = 0) -> KVSpan:
-        """Open an empty sequence.
+        """Open an empty sequence; see :class:`KVSpan`."""
+        return KVSpan(self, room, offset)
 
-        Args:
-            room: the most entries it will ever have: prompt, max_new_tokens and one window.
-            offset: added to an entry's index for its rotary position.
-
-        Raises:
-            GenerationError: that exceeds the budget.
-        """
-        span = KVSpan(self, room, offset)
-        self.allocate(span)
-        return span
-
-    def allocate(self, span: KVSpan) -> None:
-        """Assign entries to a new sequence until it is freed or deleted."""
+    def _allocate(self, room: int) -> int:
+        """Return the first of ``room`` entries in a row, which belong to a sequence now."""
         with self._lock:
-            span.start = self._first_gap(span.room)
-            if span.start + span.room > self.capacity:
-                self._grow(span.start, span.start + span.room)
-            self._used[span.start] = span.start + span.room
-        span.free = weakref.finalize(span, self._release, span.start)
-        span.free.atexit = False
+            start = self._first_gap(room)
+            if start + room > self.capacity:
+                self._grow(start, start + room)
+            self._used[start] = start + room
+        return start
 
     def _first_gap(self, room: int) -> int:
         """Return the first entry of a new span: in the first gap that is long enough, else after all others."""
@@ -259,27 +243,27 @@ class Slab:
         (block,) = self._blocks
         block.index_copy_(3, slots, entries)
 
-    def keys(self, start: int, end: int) -> list[torch.Tensor]:
-        """Return the keys of every layer: (1, kv_heads, end - start, d)."""
+    def keys_and_values(self, start: int, end: int) -> tuple[LayerTensors, LayerTensors]:
+        """Return the keys and the values of every layer, each (1, kv_heads, end - start, d)."""
         self.move_entries()
-        return [layer for block in self._blocks for layer in block[:, 0, None, :, start:end].unbind(0)]
-
-    def values(self, start: int, end: int) -> list[torch.Tensor]:
-        """Return the values of every layer: (1, kv_heads, end - start, d)."""
-        self.move_entries()
-        return [layer for block in self._blocks for layer in block[:, 1, None, :, start:end].unbind(0)]
+        parts = [block[..., start:end, :] for block in self._blocks]
+        keys, values = ([layer for part in parts for layer in part[:, one, None].unbind(0)] for one in (0, 1))
+        return keys, values
 
 
 class KVSpan:
-    """One sequence's contiguous part of a slab.
+    """One sequence's contiguous part of a slab, from its construction until it is freed or deleted.
 
     Rollback moves a counter: rejected entries stay where they are, are never read again and are overwritten by the
     next tokens.
 
-    Attributes:
+    Args:
         slab: slab of the span.
+        room: the most entries it will ever have: prompt, max_new_tokens and one window.
+        offset: see the attribute.
+
+    Attributes:
         start: its first entry.
-        room: most entries.
         length: entries in use.
         offset: the rotary position of the entry at index i, prompt excluded, is ``i + offset``: kept visual tokens
             keep their positions, so a pruned prompt is shorter than the position that follows it.
@@ -287,16 +271,20 @@ class KVSpan:
         states: states of recurrent layers; None if there are none.
         source: the sequence that owns the entries, see :meth:`make_follower`; None for a sequence with its own.
         split: entries in its first replayed pass, by which its keys are split over a device; 0 before it.
+
+    Raises:
+        GenerationError: the slab would exceed its budget.
     """
 
-    start: int
-    free: weakref.finalize[..., KVSpan]
     states: RecurrentStates | None = None
     source: KVSpan | None = None
     split: int = 0
 
     def __init__(self, slab: Slab, room: int, offset: float = 0) -> None:
         self.slab, self.room, self.offset, self.length = slab, room, offset, 0
+        self.start = slab._allocate(room)
+        self.free: weakref.finalize[..., KVSpan] = weakref.finalize(self, slab._release, self.start)
+        self.free.atexit = False
 
     def make_follower(self) -> KVSpan:
         """Return a sequence over the same entries with a length of its own.
@@ -335,8 +323,7 @@ class KVSpan:
 
     def entries_to_read(self, rows: int) -> tuple[LayerTensors, LayerTensors]:
         """Return keys and values of every layer, the next ``rows`` entries included."""
-        end = self.start + self.length + rows
-        return self.slab.keys(self.start, end), self.slab.values(self.start, end)
+        return self.slab.keys_and_values(self.start, self.start + self.length + rows)
 
     def rollback(self, length: int) -> None:
         """Forget every entry from ``length`` on.

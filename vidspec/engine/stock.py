@@ -112,14 +112,6 @@ class StockDecoder:
     def matrices(self) -> list[Matrix]:
         return matrix_linears([self.language, self.head])
 
-    @property
-    def packed_bytes(self) -> int:
-        return sum(matrix.nbytes for matrix in self.matrices)
-
-    @property
-    def only_bytes(self) -> int:
-        return sum(matrix.nbytes for matrix in self.matrices if not matrix.second)
-
     @cached_property
     def numbers(self) -> int:
         linears = (part for part in self.language.layers.modules() if hasattr(part, "in_features"))

@@ -84,14 +84,6 @@ class HeadDecoder(ABC):
     _embed: Callable[[torch.Tensor], torch.Tensor]
 
     @property
-    def packed_bytes(self) -> int:
-        return sum(matrix.nbytes for matrix in self.matrices)
-
-    @property
-    def only_bytes(self) -> int:
-        return sum(matrix.nbytes for matrix in self.matrices if not matrix.second)
-
-    @property
     @abstractmethod
     def slab(self) -> Slab: ...
 

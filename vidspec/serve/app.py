@@ -102,7 +102,7 @@ class _Api:
         """Show the counters."""
         slab = self.captioner.client.setup.target.model.decoder.slab
         now = {"requests_waiting": self.waiting, "requests_running": self.running}
-        now |= {"kv_used_bytes": slab.used * slab.entry_bytes, "kv_capacity_bytes": slab.nbytes}
+        now |= {"kv_used_bytes": slab.used * slab.entry_bytes, "kv_capacity_bytes": slab.capacity * slab.entry_bytes}
         return PlainTextResponse(self.metrics.text({**now, "kept_bytes": self.media.recent.nbytes}))
 
     async def page(self, _request: Request) -> Response:

@@ -58,7 +58,7 @@ def test_a_collection_is_of_the_worker_that_it_interrupts(clock, lap):
 
     collect()
     if lap:
-        trace.begin()
+        trace.lap()
         collect()
         clock.now += 0.5
         trace.lap("draft", "draft")
@@ -97,14 +97,14 @@ def test_the_device_is_waited_for_at_both_ends(clock):
 def test_laps_of_a_round_follow_each_other_and_wait_for_nothing(clock):
     """Their passes end with a read-back, which has waited; what other clips' passes took is left out."""
     trace = Trace(lambda: pytest.fail("waited"), clock)
-    trace.begin()
+    trace.lap()
     clock.now += 10
     assert trace.lap("draft", "draft") == 10.0
     clock.now += 5
     trace.waited += 2
     assert trace.lap("verify", about=(("rows", 6),)) == 3.0
     clock.now += 1
-    trace.begin()
+    trace.lap()
     clock.now += 1
     assert trace.lap("rollback") == 1.0
     assert trace.spans == [
@@ -162,7 +162,7 @@ def test_chrome_marks_what_was_in_vain(clock):
     trace = Trace(clock=clock)
     trace.add("draft", "draft", 0.0, 1.0, (("epoch", 0), ("position", 4), ("emitted", True)))
     trace.add("draft", "draft", 1.0, 2.0, (("epoch", 0), ("position", 5), ("emitted", False)))
-    trace.begin()
+    trace.lap()
     clock.now += 1
     trace.lap("verify", about=(("round", 3), ("rows", 2)))
     verify, good, vain = (event for event in to_chrome(trace)["traceEvents"] if event["ph"] == "X")

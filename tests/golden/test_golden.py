@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 
 from tests.golden import make
+from tests.packaged import packaged
 from tests.ready_clips import read_requests, serve_captions
 from tests.tiers import full_but, in_turn
 from vidspec import errors
@@ -67,3 +68,23 @@ def test_texts_and_counters_stay(pair, profile, batch):
         expected = dict(before["profiles"][profile][clip])
         assert caption.token_ids == expected.pop("token_ids", before["plain"][clip])
         assert make.counted(caption) == expected
+
+
+#: Heads of these come with no pair.
+HEADLESS = {"eagle3", "mtp"}
+LOSSLESS = [name for name, profile in packaged().items() if profile.lossless and name not in HEADLESS]
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("forked_drafts", "clips_read_once")
+@pytest.mark.parametrize(
+    ("pair", "profile", "batch"),
+    in_turn([(pair, profile, batch) for batch in (1, 4, 16) for pair in make.PAIRS for profile in LOSSLESS], 19),
+)
+def test_token_ids_of_every_lossless_profile_stay(pair, profile, batch):
+    """On each pair, alone and with many clips at once."""
+    plain = written("texts")[pair]["plain"]
+    with make.captioner(pair, profile) as captioner:
+        clips = {f"{clip.stem} {copy}": clip for copy in range(max(1, batch // 4)) for clip in shipped()}
+        found = serve_captions(captioner, read_requests(captioner, clips), batch)
+    assert {key: caption.token_ids for key, caption in found.items()} == {key: plain[key.split()[0]] for key in clips}

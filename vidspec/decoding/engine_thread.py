@@ -393,7 +393,9 @@ class EngineThread:
             costs.add(lane, clips, rows, passing.seconds, passing.passes)
         if passing.lane == "target":
             for caller in callers:
-                caller.add_pass(passing, costs)
+                caller.passes, caller.last = caller.passes + 1, passing
+                if caller.batch is None and not passing.prompts:
+                    caller.size.add_pass(round(passing.sequences), costs)
 
     def _add_collection(self, start: float, end: float) -> None:
         """Add a garbage collection, which stops every thread, to the traces of the clips in flight."""

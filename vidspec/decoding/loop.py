@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable
+from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 from vidspec.engine.overlap import overlap
@@ -161,7 +162,7 @@ class Loop:
         elif waiting:
             self._encoded_last = False
             drafts_first = min(waiting.values(), key=lambda pairs: pairs[0][1].lane)
-            with overlap(self._run_later):
+            with overlap(self._run_later) if self._leaving else nullcontext():
                 answers = self._answer_requests(drafts_first)
             resumed += [self._resume(client, answer) for client, answer in answers]
         elif self._clients and not resumed:

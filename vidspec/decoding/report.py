@@ -83,7 +83,7 @@ def report(sequence: Sequence, models: ModelsRecord, plain_step_s: float | None 
             "time_to_first_token": read.elapsed,
             **_draft_reading(sequence),
             "decode": decode,
-            "end_to_end": sequence.finished,
+            "end_to_end": sequence.text_start + decode,
         },
         speed={
             "tokens_per_s": (len(token_ids) - 1) / decode if decode > 0 else None,

@@ -64,7 +64,7 @@ class Sequence(LoopClient):
         prefilled, released, rounds, token_ids: emitted in this attempt.
         text: text of the rounds, without reasoning; None for token ids only.
         draft_forwards: passes of the draft, prefill excluded.
-        finished: time of the last event, in seconds of the trace.
+        text_start: time of ``Prefilled``, in seconds of the trace.
         deadline: time of abandonment, on ``time.monotonic``; None for never.
         shared: True if it ever shared the models with other clips.
     """
@@ -85,7 +85,7 @@ class Sequence(LoopClient):
         self.rounds: list[Round] = []
         self.token_ids: list[int] = []
         self.draft_forwards = 0
-        self.finished = 0.0
+        self.text_start = 0.0
         self.deadline = None if job.timeout is None else time.monotonic() + job.timeout - job.spent
         self.shared = False
 
@@ -104,7 +104,7 @@ class Sequence(LoopClient):
         model, self.limits = self.setup.target.model, self.setup.limits
         self.text = Detokenizer(model.tokenizer, self.setup.profile.generate.stop, thinks=model.template.thinks)
         self.drafting, self.prefilled, self.released = None, None, None
-        self.rounds, self.token_ids, self.draft_forwards = [], [], 0
+        self.rounds, self.token_ids, self.draft_forwards, self.text_start = [], [], 0, 0.0
 
     def end_attempt(self) -> None:
         """Close what the attempt has opened."""
@@ -127,11 +127,6 @@ class Sequence(LoopClient):
     def kind(self) -> str:
         """Kind of the schedule."""
         return self.setup.profile.schedule.kind
-
-    @property
-    def text_start(self) -> float:
-        """Time of ``Prefilled``, in seconds of the trace."""
-        return self.prefilled.elapsed if self.prefilled is not None else 0.0
 
     @property
     def reading_s(self) -> float:
@@ -161,11 +156,11 @@ class Sequence(LoopClient):
 
     def emit(self, event: Event) -> None:
         """Emit an event."""
-        self.finished = self.trace.elapsed()
         if isinstance(event, Round):
             self.rounds.append(event)
         elif isinstance(event, Prefilled):
             self.prefilled = event = replace(event, schedule=self.kind)
+            self.text_start = event.elapsed
         elif isinstance(event, InputsReleased):
             self.released = event
             if (cache := self.job.cache) is not None and cache.reading_s is None:

@@ -140,7 +140,7 @@ def verify(sequence: Sequence, draft: Draft, round: int = 0) -> Steps[tuple[Verd
     target, trace, rule = sequence.target, sequence.trace, sequence.target.acceptance
     assert rule is not None
     check_draft(sequence, draft)
-    trace.begin()
+    trace.lap()
     (passed,) = yield Forward(target.engine, [target.rows(draft)])
     about = (("round", round), ("rows", len(draft.tokens) + 1)) if round else ()
     seconds = trace.lap("verify", about=about)

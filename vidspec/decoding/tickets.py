@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from vidspec.decoding.loop import PassRecord
 from vidspec.draft_length.batch import BatchSize
-from vidspec.draft_length.costs import PassCosts
 from vidspec.errors import ArgumentError, VidspecError
 from vidspec.events.events import Event, Finished, LoopLoad
 
@@ -111,6 +110,7 @@ class Caller:
         waiting: clips that are not admitted yet.
         again: clips to be repeated without others.
         clips: those in flight, by their keys in the loop.
+        passes, last: number of the target's passes that have served them, and the last one.
 
     Raises:
         ArgumentError: the batch is not a number of clips.
@@ -137,12 +137,6 @@ class Caller:
     def limit(self) -> int:
         """Most clips at once."""
         return self.batch or self.size.most
-
-    def add_pass(self, passing: PassRecord, costs: PassCosts) -> None:
-        """Add a pass of the target that has served its clips, perhaps together with those of others."""
-        self.passes, self.last = self.passes + 1, passing
-        if self.batch is None and not passing.prompts:
-            self.size.add_pass(round(passing.sequences), costs)
 
     def load(self, clips: int, slab: Slab) -> LoopLoad:
         """Return the load with ``clips`` in flight of all callers."""

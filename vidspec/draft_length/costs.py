@@ -40,7 +40,7 @@ class PassCosts:
             rows: tokens of all clips.
             seconds: its time, or the mean of the chain's ``passes``.
         """
-        self[lane].add(clips, rows, seconds)
+        self._times[lane].add(clips, rows, seconds)
         self.seconds += seconds * passes
         count, of_clips, of_rows = self._recent[lane]
         self._recent[lane] = count + passes, of_clips + passes * clips, of_rows + passes * rows

@@ -61,24 +61,17 @@ class TimeCurve:
 class _WidthTimes:
     """Passes of nearly one width."""
 
-    __slots__ = ("_rows", "_seconds", "clips", "count", "fitted", "last", "rows", "seconds")
+    __slots__ = ("clips", "count", "fitted", "last", "recent", "rows", "seconds")
 
     def __init__(self, clips: int) -> None:
         self.clips = clips
         self.rows = self.seconds = self.fitted = 0.0
         self.count = self.last = 0
-        self._rows: deque[int] = deque(maxlen=MEMORY)
-        self._seconds: deque[float] = deque(maxlen=MEMORY)
-
-    def add(self, rows: int, seconds: float, now: int) -> None:
-        self.count += 1
-        self._rows.append(rows)
-        self._seconds.append(seconds)
-        self.rows, self.seconds, self.last = median_low(self._rows), median_low(self._seconds), now
+        self.recent: tuple[deque[int], deque[float]] = deque(maxlen=MEMORY), deque(maxlen=MEMORY)  # rows, seconds
 
     def weight(self, now: int) -> float:
         faded: float = 0.5 ** ((now - self.last) / HALF)
-        return len(self._seconds) * faded
+        return len(self.recent[1]) * faded
 
 
 class PassTimes:
@@ -118,7 +111,11 @@ class PassTimes:
             if len(self._widths) == WIDTHS:
                 del self._widths[min(self._widths, key=lambda one: self._widths[one].last)]
             width = self._widths[key] = _WidthTimes(clips)
-        width.add(rows, seconds, self.passes)
+        all_rows, all_seconds = width.recent
+        all_rows.append(rows)
+        all_seconds.append(seconds)
+        width.count, width.last = width.count + 1, self.passes
+        width.rows, width.seconds = median_low(all_rows), median_low(all_seconds)
         if abs(width.seconds - width.fitted) > 0.02 * width.fitted or self.passes - self._fitted >= AGAIN:
             self._fitted = -1
 

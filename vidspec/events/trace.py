@@ -70,6 +70,7 @@ class Trace:
 
     Attributes:
         waited: seconds in which the loop served other clips while this one waited for a pass.
+        lapped: end of the last lap, in seconds since the trace began.
     """
 
     synchronise: Callable[[], None] = _wait_for_nothing
@@ -77,7 +78,8 @@ class Trace:
     spans: list[Span] = field(default_factory=list)
     origin: float = 0.0
     waited: float = 0.0
-    _lap: tuple[float, float] = (0.0, 0.0)  # start of the current lap, and ``waited`` then
+    lapped: float = 0.0
+    _waited_before: float = 0.0  # ``waited`` at the end of the last lap
 
     def __post_init__(self) -> None:
         self.origin = self.clock()
@@ -112,18 +114,23 @@ class Trace:
                 end = self.now()
                 self._append(Span(worker, kind, min(end, start + self.waited - waited), end))
 
-    def begin(self) -> None:
-        """Start the first lap of a round, see :meth:`lap`."""
-        self._lap = self.clock() - self.origin, self.waited
+    def lap(
+        self, kind: SpanKind | None = None, worker: str = "target", about: tuple[tuple[str, int], ...] = ()
+    ) -> float:
+        """Record a span since the last lap and start the next; return its seconds, without passes of other clips.
 
-    def lap(self, kind: SpanKind, worker: str = "target", about: tuple[tuple[str, int], ...] = ()) -> float:
-        """Record a span since the last lap and start the next; return its seconds, without passes of other clips."""
-        (start, before), waited, end = self._lap, self.waited, self.clock() - self.origin
-        self._lap = end, waited
-        start += waited - before
-        if start > end:
-            start = end
-        self._append(_new_tuple(Span, (worker, kind, start, end, about)))  # a third of the time of ``Span(...)``
+        Without ``kind`` none is recorded: the first lap of a round starts.
+        """
+        start, waited, end = self.lapped, self.waited, self.clock() - self.origin
+        start = min(end, start + waited - self._waited_before)
+        self.lapped, self._waited_before = end, waited
+        if kind is None:
+            return 0.0
+        span = _new_tuple(Span, (worker, kind, start, end, about))  # a third of the time of ``Span(...)``
+        if self.spans and self.spans[-1].start >= start:
+            self._append(span)
+        else:
+            self.spans.append(span)
         return end - start
 
     def _append(self, span: Span) -> None:

@@ -19,12 +19,12 @@ def autoregressive(sequence: Sequence) -> Steps[None]:
 def plain_round(sequence: Sequence) -> Steps[bool]:
     """Emit the round of one target token, which the drafter reads; return True if the text ends with it."""
     target, trace = sequence.target, sequence.trace
-    trace.begin()
+    trace.lap()
     passed = yield from target.step()
     token = passed.chosen[0]
     if sequence.drafting is not None:
         sequence.drafting.drafter.read((token,), passed)
-    verify_s, elapsed = trace.lap("verify"), trace.elapsed() - sequence.text_start
+    verify_s, elapsed = trace.lap("verify"), trace.lapped - sequence.text_start
     probabilities, over = target.probabilities, sequence.limits.is_finished([*sequence.token_ids, token])
 
     def make() -> Round:

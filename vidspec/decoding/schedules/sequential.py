@@ -41,7 +41,7 @@ def sequential(sequence: Sequence) -> Steps[None]:
         left = limits.max_new_tokens - len(sequence.token_ids) - 1
         gamma = min(window.gamma if window else drafting.gamma, left)
         drafter.declined += left > 0 and not gamma
-        trace.begin()
+        trace.lap()
         draft = yield from drafter.propose(gamma)
         draft_s = trace.lap("draft", "draft")
         verdict, passed = yield from verify(sequence, draft)
@@ -51,7 +51,7 @@ def sequential(sequence: Sequence) -> Steps[None]:
         if window is not None:
             window.update(len(draft.tokens), len(verdict.path))
         tokens, over = limits.cut(written, sequence.token_ids)
-        measured = trace.elapsed() - sequence.text_start, draft_s, gamma if window is not None else 0
+        measured = trace.lapped - sequence.text_start, draft_s, gamma if window is not None else 0
         made = partial(make_round, sequence, drafter.origin, tokens, verdict, *measured)
         sequence.emit_round(tokens, made, last=over)
 

@@ -184,7 +184,7 @@ class DraftClip(LoopClient):
             self._epoch, self._until = message.epoch, 0
             if self._text is None:
                 raise RuntimeError("told to roll back before its prompt was read")
-            self.trace.begin()
+            self.trace.lap()
             self._text.cut(message.keep, message.tokens)
             self.trace.lap("rollback", "draft")
         elif isinstance(message, Abort):
@@ -225,7 +225,7 @@ class DraftClip(LoopClient):
         while (text := self._text) is not None and self._is_proposing:
             position = len(text.tokens)
             about = (("epoch", self._epoch), ("position", position))
-            self.trace.begin()
+            self.trace.lap()
             token = yield from text.extend()
             seconds = self.trace.lap("draft", "draft", about)
             self.emit(Proposed(self._epoch, position, token, seconds if position else 0.0))

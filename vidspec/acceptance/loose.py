@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from vidspec.engine.rows import PassResult
     from vidspec.engine.sampling import Sampling
 
-__all__ = ["LooseRule", "WindowBranch", "branches"]
-
 
 @dataclass(frozen=True)
 class WindowBranch:

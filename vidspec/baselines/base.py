@@ -18,19 +18,6 @@ if TYPE_CHECKING:
 
     from vidspec.models.base import EmbeddedPrompt, VisualTokens
 
-__all__ = [
-    "BlockSignals",
-    "KeptTokens",
-    "PruningRule",
-    "WholeBlocks",
-    "last_row_attention",
-    "on_average",
-    "places",
-    "share_of",
-    "whole_blocks",
-    "without_overlap",
-]
-
 WholeBlocks = Annotated[int | None, key("blocks that read everything; null: as many as the paper's", ge=1, le=LAYERS)]
 
 

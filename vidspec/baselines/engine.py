@@ -30,8 +30,6 @@ from vidspec.models.base import EmbeddedPrompt, VisualTokens
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.pruning.base import best
 
-__all__ = ["PrunedTargetEngine", "Reselect", "check_blocks", "decode"]
-
 
 class _BlockAttention(Taps):
     """Stores the query and key of one block's attention."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from vidspec.engine.requests import Steps
     from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["StagedPruner", "TargetPruner"]
-
 
 class TargetPruner(PruningRule, LossyMethod):
     """Drops visual tokens of the target, and decodes plainly."""

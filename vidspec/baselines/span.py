@@ -10,8 +10,6 @@ import torch
 from vidspec.engine.slab import KVSpan, LayerTensors, Slab
 from vidspec.engine.taps import Taps
 
-__all__ = ["PrunedSpan"]
-
 
 class PrunedSpan(KVSpan):
     """The span of a prompt that was pruned between blocks, or of which later blocks read selected entries.

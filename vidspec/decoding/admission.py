@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from vidspec.decoding.setup import DecodingSetup
     from vidspec.models.request import CaptionRequest
 
-__all__ = ["SHARE", "MemoryClaim", "check_prompt", "has_room", "memory_claims", "needed_bytes", "reserve_memory"]
-
 #: Share of a device's free memory for further clips; passes need some too.
 SHARE = 0.8
 

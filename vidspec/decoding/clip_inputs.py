@@ -14,8 +14,6 @@ from vidspec.decoding.request_setups import RequestSetups
 from vidspec.models.request import CaptionRequest, require_text
 from vidspec.models.vision_ahead import VisionAhead
 
-__all__ = ["ClipInputs"]
-
 
 class ClipInputs:
     """Reads clips for the models of a captioner, and tells other readers which frames the models take.

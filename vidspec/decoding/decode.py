@@ -22,8 +22,6 @@ from vidspec.errors import GenerationError
 from vidspec.events.events import Finished
 from vidspec.events.trace import Trace
 
-__all__ = ["decode", "time_plain_step"]
-
 #: Untimed steps, after which processor caches hold the target's weights; fewest and most timed steps.
 UNTIMED, LEAST, MOST = 4, 8, 48
 

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from vidspec.models.request import CaptionRequest
     from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["EngineThread", "SubmittedClip"]
-
 T = TypeVar("T")
 #: Seconds between two reports of the load.
 EVERY = 0.1

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["EndReason", "StoppingRules", "ends_in_loop"]
-
 #: An end token; no room for another token; a repetition of the same words; a stop string.
 EndReason: TypeAlias = Literal["eos", "length", "loop", "stop"]
 #: A loop repeats a stretch of at most PERIOD tokens at least TIMES times, with at least SHORTEST tokens in all: "very,

@@ -20,8 +20,6 @@ from vidspec.engine.rows import ChainRule
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
 
-__all__ = ["Loop", "LoopClient", "PassRecord"]
-
 D = TypeVar("D", Chain, StaticTree)
 
 #: Most prompt rows in a pass that other clips wait for.

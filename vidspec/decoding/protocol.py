@@ -28,30 +28,6 @@ if TYPE_CHECKING:
     from vidspec.events.trace import Span
     from vidspec.models.request import CaptionRequest
 
-__all__ = [
-    "Abort",
-    "CloseClip",
-    "DraftAnswer",
-    "DraftMessage",
-    "DraftSpans",
-    "KeptTokensMessage",
-    "OpenClip",
-    "OutgoingMessage",
-    "PrefillDraft",
-    "PrefillTarget",
-    "PromptRead",
-    "Propose",
-    "Proposed",
-    "Prune",
-    "Rollback",
-    "TargetMessage",
-    "Verify",
-    "WorkerFailed",
-    "WorkerName",
-    "WorkerOrder",
-    "WorkerResult",
-]
-
 WorkerName: TypeAlias = Literal["target", "draft"]
 
 

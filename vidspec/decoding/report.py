@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from vidspec.decoding.setup import DecodingSetup
     from vidspec.video.base import Clip
 
-__all__ = ["parse_json", "report"]
-
 #: Ends of texts, for messages.
 ENDS = {"eos": "an end token", "length": "the token limit", "loop": "a repetition", "stop": "a stop string"}
 

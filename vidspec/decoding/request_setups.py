@@ -7,8 +7,6 @@ from vidspec.decoding.setup import PLAIN_DECODING, DecodingSetup
 from vidspec.errors import ClosedError
 from vidspec.models.request import CaptionRequest
 
-__all__ = ["RequestSetups"]
-
 #: Most setups kept for options of requests.
 SETUPS = 64
 

@@ -54,8 +54,6 @@ from vidspec.events.events import Mode, Round
 if TYPE_CHECKING:
     from vidspec.draft_length.gamma import WindowSize
 
-__all__ = ["ParallelSettings", "Scheduler", "WorkerLost", "WorkerTraceback", "worker_error"]
-
 
 @dataclass(frozen=True)
 class ParallelSettings(StoppingRules):

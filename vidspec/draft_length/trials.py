@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["DOUBLINGS", "REST", "TrialInterval"]
-
 #: Rounds of the first interval; how often they may double, once per failed trial.
 REST, DOUBLINGS = 16, 5
 

@@ -19,8 +19,6 @@ from vidspec.engine.requests import Steps
 from vidspec.engine.rows import PassResult
 from vidspec.engine.slab import KVSpan
 
-__all__ = ["AdaptiveDrafter"]
-
 
 class AdaptiveDrafter(TreeDrafter):
     """Greedy tree of variable shape; nodes are proposed in the order of their scores, parents before children.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from vidspec.draft_length.window import DraftWindow
     from vidspec.models.dflash import BlockHead
 
-__all__ = ["BlockDrafter"]
-
 
 class _Pairs(NamedTuple):
     """Scores of a selector: of each candidate of a position after each of the position before it.

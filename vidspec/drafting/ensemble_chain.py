@@ -15,8 +15,6 @@ from vidspec.engine.rows import PassResult, Rows
 from vidspec.engine.sampling import Sampling, draw_token
 from vidspec.engine.slab import KVSpan
 
-__all__ = ["AdaptiveEnsembleChain", "EnsembleChain"]
-
 
 class EnsembleChain(ChainWindows):
     """A chain drawn from a mixture with equal weights (MT, MTCP).

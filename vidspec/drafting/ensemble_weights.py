@@ -10,18 +10,6 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = [
-    "ContextErrors",
-    "equal_weights",
-    "grid_weights",
-    "inverse_weights",
-    "kl_divergence",
-    "mix_distributions",
-    "simplex_grid",
-    "softmax_weights",
-    "total_variation",
-]
-
 #: Errors below this are rounding (nats, float32); contexts without error have equal weights.
 FLOOR = 1e-6
 #: Grid candidates mixed at once; four contexts have 286, and a vocabulary may have 152,064 entries.

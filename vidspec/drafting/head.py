@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from vidspec.engine.requests import Steps
     from vidspec.models.head import Head
 
-__all__ = ["HeadAxes", "HeadDraft", "row_positions"]
-
 #: Rotary positions of a head: one per row, the target's (on all axes of M-RoPE), or as its config's writer trains.
 HeadAxes: TypeAlias = Literal["auto", "one", "target"]
 

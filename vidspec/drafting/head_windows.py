@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from vidspec.config.part_sections import DraftSection
     from vidspec.models.head import Head
 
-__all__ = ["HeadAdaptive", "HeadChain", "HeadTree", "head_drafter"]
-
 
 class HeadTree(TreeDrafter):
     """Greedy tree of a head. Its cache keeps pairs with the target's states: it reads accepted tokens again with them.

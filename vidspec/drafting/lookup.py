@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from vidspec.engine.requests import Steps
     from vidspec.engine.rows import PassResult
 
-__all__ = ["LONGEST", "LookupDrafter", "LookupProposal", "MatchAcceptance", "RowPrices"]
-
 #: Tokens of the longest proposal; the lowest score to propose; the same while the cost of rows is unknown.
 LONGEST, LEAST, UNPRICED = 32, 0.02, 0.15
 #: Prior acceptance after matches of 1, 2-3, 4-7, 8-15 and more tokens; its weight in tokens; fading per window.

@@ -19,8 +19,6 @@ from vidspec.errors import OutputError
 if TYPE_CHECKING:
     from vidspec.drafting.memory_file import MemoryFile
 
-__all__ = ["BREAK", "IndexedText", "Match", "TextMemory", "longest_matches"]
-
 #: Separates texts, so that no match continues into the next; no token has this id.
 BREAK = -1
 #: Run lengths that are hashed, in shortest matches, and the most positions followed in each chain.

@@ -15,8 +15,6 @@ from vidspec.drafting.memory import BREAK
 from vidspec.errors import OutputError, UsageError
 from vidspec.files import FileLock, behind_link, replacing
 
-__all__ = ["MemoryFile"]
-
 #: The supported format; an unknown one is neither read nor replaced.
 MAGIC, VERSION = b"vidspec memory ", b"1"
 

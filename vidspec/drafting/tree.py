@@ -17,8 +17,6 @@ from vidspec.engine.slab import KVSpan
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Best", "TreeDrafter"]
-
 #: The likeliest tokens of each row of a pass, and their probabilities.
 Best: TypeAlias = Sequence[tuple[Sequence[int], Sequence[float]]]
 

@@ -28,8 +28,6 @@ from vidspec.engine.penalties import IN_TEXT, Penalties, PenaltyHistory, mark_te
 from vidspec.engine.rows import ChainRule, PassResult, Rows
 from vidspec.engine.sampling import Sampling, SamplingCuts
 
-__all__ = ["STEPS", "ChoiceStep", "chain_kind", "window_kind"]
-
 #: Most tokens of a chain that are chosen on the device.
 STEPS = 64
 

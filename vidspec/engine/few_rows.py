@@ -10,19 +10,6 @@ from torch.nn import functional as F
 
 from vidspec.engine.matrix import Matrix, row_blocks
 
-__all__ = [
-    "FEW_ROWS",
-    "FewRowProduct",
-    "KernelMatrix",
-    "blocked_product",
-    "load_product",
-    "pack_levels",
-    "pack_words",
-    "round_scales",
-    "unpack_levels",
-    "unpack_words",
-]
-
 #: Most rows of the kernels. Beyond, such as for trees of many clips, reading the rows again for each tile of outputs is
 #: predicted to take longer than writing and reading dequantised weights: at 512 rows on an H100 twice as long for int8.
 FEW_ROWS = 256

@@ -43,14 +43,10 @@ M = TypeVar("M", bound="LanguageModel", default="LanguageModel", covariant=True)
 
 
 def prefill_chunk(device: torch.device, numbers: int) -> int:
-    """Return the most rows of a prompt in one pass.
+    """Return the most rows of a prompt in one pass of a model that multiplies each with ``numbers`` weights.
 
     Small on a CPU, so that Ctrl-C and progress do not wait long for a large model. It does not depend on measured time:
     rounding depends on the number of rows, and a text would depend on the time.
-
-    Args:
-        device: device of the model.
-        numbers: weights that a row is multiplied with.
     """
     return max(_FEWEST, min(CHUNK, _PRODUCTS // max(numbers, 1))) if device.type == "cpu" else CHUNK
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from vidspec.engine.requests import StaticTree
     from vidspec.engine.rows import ChainRule, Rows
 
-__all__ = ["replay_chains", "replay_trees"]
-
 
 class _PlannedChains(NamedTuple):
     """The passes of chains after the first one.

@@ -8,8 +8,6 @@ from numpy.typing import ArrayLike
 
 from vidspec.engine.device import to_device
 
-__all__ = ["HostTable"]
-
 _WORD = np.dtype(np.int64)
 
 

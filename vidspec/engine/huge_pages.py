@@ -17,8 +17,6 @@ from functools import cache
 
 import torch
 
-__all__ = ["copy_to_huge_pages", "empty_in_huge_pages", "move_to_huge_pages", "share_new_memory"]
-
 #: Bytes of a huge page, and of the memory that small tensors share.
 _PAGE, _SHARED = 2**21, 2**25
 #: Tensors start at multiples of this, as torch's own do.

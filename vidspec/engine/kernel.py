@@ -13,8 +13,6 @@ import triton.language as tl
 
 from vidspec.engine.attention import split_count
 
-__all__ = ["split_attention"]
-
 #: Bytes of the queries that share loaded keys, and of the keys loaded at a time; fits into a small GPU's SM too. Those
 #: of float32 are multiplied in registers, which hold a quarter.
 _BYTES, _BYTES_FLOAT32 = 2**14, 2**12

@@ -11,8 +11,6 @@ import triton.language as tl
 
 from vidspec.engine.rotary import HeadNorms, RotaryTables
 
-__all__ = ["add_norm", "norm", "rotate", "silu_product"]
-
 #: Outputs of a program of the activation; most rows whose heads are rotated by a program each.
 _BLOCK, _FEW = 1024, 32
 

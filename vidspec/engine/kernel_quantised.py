@@ -23,8 +23,6 @@ import triton.language as tl
 
 from vidspec.engine.matrix import STEP
 
-__all__ = ["few_row_product", "split_count"]
-
 #: Outputs of a program, and the most of its rows. Two warps, or Triton would take the wider instructions of 9.0 and
 #: 10.0, for which codes take a way through shared memory.
 _TILE, _ROWS, _WARPS = 64, 32, 2

@@ -14,8 +14,6 @@ from vidspec.engine.taps import Taps
 if TYPE_CHECKING:
     from vidspec.engine.forward import Engine
 
-__all__ = ["Prefilling"]
-
 
 class Prefilling:
     """A prefill in progress; its sequence is opened with its first rows.

@@ -10,17 +10,6 @@ from collections.abc import Iterator
 import torch
 from torch.nn import functional as F
 
-__all__ = [
-    "crop_variance",
-    "frame_dissimilarity",
-    "frame_normalised",
-    "head_count",
-    "merge_similarity",
-    "similarity_variation",
-    "temporal_novelty",
-    "text_similarity",
-]
-
 #: Elements of a block of rows converted to float32 at a time: 32 MiB.
 _BLOCK = 1 << 23
 

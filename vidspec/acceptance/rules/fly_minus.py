@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from vidspec.engine.rows import PassResult
     from vidspec.engine.sampling import Sampling
 
-__all__ = ["FlyMinusRule", "Theta"]
-
 Theta = Annotated[float, key("the entropy in nats from which a mismatch may pass", ge=0, allow_inf_nan=False)]
 #: Number of likeliest tokens that the entropy sums over.
 LIKELIEST = 3

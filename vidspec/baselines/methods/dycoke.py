@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from vidspec.models.base import EmbeddedPrompt
 
-__all__ = ["DyCokeTargetPruner", "merge_frames"]
-
 #: Frame of a group -> the frame it is compared with.
 _LIKE = {1: 0, 2: 0, 3: 2}
 

@@ -27,8 +27,6 @@ from vidspec.registry import key
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["SparseVLMPruner", "assign_clusters", "rater_tokens"]
-
 #: Blocks after which LLaVA-1.5-7B is pruned, of its 32.
 _BLOCKS, _OF = (3, 7, 16), 32
 

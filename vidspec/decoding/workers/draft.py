@@ -46,8 +46,6 @@ from vidspec.models.placement import Placement
 from vidspec.models.quick_import import import_transformers
 from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["DraftClip", "DraftText", "DraftWorker", "serve"]
-
 
 class DraftText:
     """Greedy continuation that can be cut back to any length.

@@ -34,8 +34,6 @@ from vidspec.engine.requests import Steps
 from vidspec.events.events import InputsReleased, Round
 from vidspec.models.request import CaptionRequest
 
-__all__ = ["TargetSide", "run_parallel", "run_rounds"]
-
 
 def run_parallel(sequence: Sequence) -> Steps[None]:
     """Decode a clip; once more, with a new process, after ``Restarted`` if that of the draft died or hangs.

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from vidspec.engine.requests import Steps
     from vidspec.models.base import EmbeddedPrompt
 
-__all__ = ["EnsembleDraft", "prefix_of"]
-
 
 @drafters.register("ensemble")
 class EnsembleDraft(DrafterKind):

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from vidspec.drafting.context import DraftContext
     from vidspec.engine.requests import Steps
 
-__all__ = ["SparseKVDraft", "entries_to_keep"]
-
 
 def entries_to_keep(visual: int, text: int, wanted: int, share: float) -> int:
     """Return K, the visual entries of each KV head: ``wanted`` less text, at most ``share`` of all visual ones.

@@ -16,8 +16,6 @@ from vidspec.registry import key
 if TYPE_CHECKING:
     from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["MemoryPath", "SuffixDraft"]
-
 MemoryPath = Annotated[
     str | None, key("a file that keeps captions from run to run; runs that go on at once may share it", min_length=1)
 ]

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     import torch
 
 
-__all__ = ["AttentionPruner", "SoftmaxKeys"]
-
 SoftmaxKeys = Annotated[
     Literal["all", "visual"],
     key("the softmax of a text row runs over all keys it sees (SpecVLM) or the visual ones (HIPPO Eq. 2)"),

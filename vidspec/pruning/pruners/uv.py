@@ -16,8 +16,6 @@ from vidspec.registry import key
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["SignalLayer", "UVPruner", "signal_layer"]
-
 SignalLayer = Annotated[
     int | None, key("L of ParallelVLM Eq. 3; null: 20, half the depth of a target under 24 blocks", ge=1, le=LAYERS)
 ]

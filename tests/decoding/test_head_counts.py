@@ -174,7 +174,7 @@ def test_replayed_passes_draft_what_the_others_do(monkeypatch, kind, penalties):
         loop = Loop()
         sequences = begun(loop, kind, 2, penalties=penalties)
         if not replayed:
-            sequences[0].drafter.engine.model.decoder.graphs = None
+            sequences[0].drafting.drafter.engine.model.decoder.graphs = None
         while len(loop):
             turn(loop)
         found.append([[(one.token_ids, one.drafted, one.rejected) for one in each.rounds] for each in sequences])

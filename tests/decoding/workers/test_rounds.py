@@ -160,8 +160,8 @@ def test_a_clip_hears_all_that_has_come_and_is_woken_by_what_comes(monkeypatch):
     process.answer(PromptRead("draft", 0.0))
     process.answer(Proposed(0, 0, 1, 0.0))
     assert received(draft) == [PromptRead("draft", 0.0), Proposed(0, 0, 1, 0.0)]
-    waits, wait = [], draft.mailbox.wake.wait
-    monkeypatch.setattr(draft.mailbox.wake, "wait", lambda timeout: waits.append(wait(60.0)) or waits[-1])
+    waits, wait = [], draft.wake.wait
+    monkeypatch.setattr(draft.wake, "wait", lambda timeout: waits.append(wait(60.0)) or waits[-1])
     threading.Timer(0.1, process.answer, [Proposed(0, 1, 2, 0.1)]).start()
     assert received(draft) == [Proposed(0, 1, 2, 0.1)]
     assert all(waits)  # it was woken, if it waited at all

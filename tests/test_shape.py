@@ -26,7 +26,7 @@ ROOT = Path(vidspec.__file__).parent
 #: Parts of functions.
 INNER = ("<lambda>", "<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<module>")
 #: Functions, and their files, from the end of a pass of the target to the panel, on both threads.
-WAY, WAY_FILES = 43, 23
+WAY, WAY_FILES = 35, 22
 #: Functions that run in this process to caption one clip.
 RAN = 1572
 #: Classes with the path of the clip while it is captioned.

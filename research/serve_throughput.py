@@ -56,9 +56,10 @@ def command(
     from research.peers.outside import peer_interpreters
     from research.peers.profile_worker import ProfileContenderWorker
     from vidspec.config import labels
-    from vidspec.runs.inputs import InputSources, collect_inputs
+    from vidspec.config.run_spec import RunSpec
+    from vidspec.runs.inputs import collect_inputs
 
-    entries = collect_inputs(InputSources(paths=tuple(map(str, clips)))).entries
+    entries = collect_inputs(RunSpec(paths=tuple(map(str, clips)))).entries
     paths = [str(Path(entry.path).resolve()) for entry in entries]
     overrides = dict(one.split("=", 1) for one in settings or ())
     worker = ProfileContenderWorker(labels.load(profile, overrides))

@@ -105,9 +105,10 @@ def _clips(named: tuple[str, ...]) -> list[str]:
     Raises:
         UsageError: one cannot be found, or there are none.
     """
-    from vidspec.runs.inputs import InputSources, collect_inputs, drop_missing
+    from vidspec.config.run_spec import RunSpec
+    from vidspec.runs.inputs import collect_inputs, drop_missing
 
-    found = collect_inputs(InputSources(paths=named))
+    found = collect_inputs(RunSpec(paths=named))
     drop_missing(found, named)
     if found.unreadable:
         raise UsageError(found.unreadable[0])

@@ -162,7 +162,7 @@ def test_quiet_prints_failures_only(vidspec, monkeypatch):
 def test_a_device_that_is_not_there_is_refused_before_anything_slow(vidspec, monkeypatch, device):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("vidspec.runs.inputs.collect_inputs", lambda sources: pytest.fail("clips were looked for"))
+    monkeypatch.setattr("vidspec.runs.inputs.collect_inputs", lambda spec, links: pytest.fail("clips were looked for"))
     ran = vidspec("caption", "good.mp4", *device)
     assert (ran.code, ran.out) == (3, "") and not FakeCaptioner.made
     assert ran.err.startswith("error: device cuda") and "this machine has 0 CUDA devices" in ran.err

@@ -173,7 +173,7 @@ def test_a_part_of_a_shard_that_is_a_link_is_refused(vidspec):
 def test_a_file_for_all_clips_that_nobody_named_is_no_link(vidspec, form, name):
     link(name)
     ran = vidspec("caption", "k", "--format", form, "--output-dir", "k")
-    assert ran.code == 2 and f"k/{name}: is a link (give -o with its name to write what it points to)" in ran.err
+    assert ran.code == 2 and f"k/{name}: is a link (give --output with its name to write what it points to)" in ran.err
 
 
 FORMS = (("jsonl", "o.jsonl"), ("csv", "o.csv"), ("parquet", "o.parquet"), ("ltx", "o.jsonl"), ("text", "o.txt"))

@@ -6,8 +6,9 @@ import pytest
 from PIL import Image
 
 from tests.runs.shards import CLIP
+from vidspec.config.run_spec import RunSpec
 from vidspec.errors import UsageError, VideoError
-from vidspec.runs.inputs import InputSources, collect_inputs
+from vidspec.runs.inputs import collect_inputs
 from vidspec.runs.sources.base import ClipOpener
 from vidspec.video import read
 
@@ -30,7 +31,7 @@ def images(tmp_path):
 def listed(text):
     with open("m.jsonl", "w") as file:
         file.write(text)
-    (job,) = collect_inputs(InputSources(("m.jsonl",))).entries
+    (job,) = collect_inputs(RunSpec(paths=("m.jsonl",))).entries
     return job
 
 
@@ -68,7 +69,7 @@ def test_json_lists_and_file_uris(tmp_path):
     uri = (tmp_path / "a b.mp4").as_uri()
     (tmp_path / "captions.json").write_text(f'[\n  {{"media_path": "{uri}", "caption": "x"}}, {{"path": "c.mp4"}}\n]')
     (tmp_path / "list.txt").write_text(f"{uri}\nc.mp4\n")
-    for sources in (InputSources(("captions.json",)), InputSources(lists=("list.txt",))):
+    for sources in (RunSpec(paths=("captions.json",)), RunSpec(from_file=("list.txt",))):
         found = collect_inputs(sources).entries
         assert [job.path for job in found] == [str(tmp_path / "a b.mp4"), "c.mp4"]
-    assert collect_inputs(InputSources(("captions.json",))).entries[0].columns == {"caption": "x"}
+    assert collect_inputs(RunSpec(paths=("captions.json",))).entries[0].columns == {"caption": "x"}

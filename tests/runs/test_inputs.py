@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from vidspec.config.run_spec import RunSpec
 from vidspec.config.values import parse_seconds
 from vidspec.errors import UsageError
-from vidspec.runs.inputs import InputSources, collect_inputs, drop_missing
+from vidspec.runs.inputs import collect_inputs, drop_missing
 from vidspec.runs.job import Job
 from vidspec.runs.sources.files import matches_any
 from vidspec.runs.sources.manifests import parse_manifest
@@ -33,12 +34,12 @@ def stdin(monkeypatch, data):
 
 
 def paths(*args, **more):
-    return [entry.path for entry in collect_inputs(InputSources(args, **more)).entries]
+    return [entry.path for entry in collect_inputs(RunSpec(paths=args, **more)).entries]
 
 
 def test_folders_are_searched_in_order(tmp_path):
     make("d/b.MP4", "d/a.mkv", "d/sub/c.webm", "d/notes.txt", "d/.hidden.mp4", "d/.git/x.mp4", "d/x.mp4/inner.mov")
-    found = collect_inputs(InputSources(("d",)))
+    found = collect_inputs(RunSpec(paths=("d",)))
     assert [entry.path for entry in found.entries] == ["d/a.mkv", "d/b.MP4", "d/sub/c.webm", "d/x.mp4/inner.mov"]
     assert (found.skipped, found.several) == ({"not video": 1}, True)
     assert {entry.root for entry in found.entries} == {"d"}
@@ -48,17 +49,17 @@ def test_folders_are_searched_in_order(tmp_path):
 def test_images_of_folders_and_lists_where_they_are_asked_for():
     make("d/a.mp4", "d/b.PNG", "d/c.jpeg", "d/e.txt")
     assert paths("d") == ["d/a.mp4"] and paths("d/b.PNG") == ["d/b.PNG"]
-    assert paths("d", images=True) == ["d/a.mp4", "d/b.PNG", "d/c.jpeg"]
-    assert paths("d", images=True, include=("*.png", "*.PNG", "*.jp*g")) == ["d/b.PNG", "d/c.jpeg"]
+    assert paths("d", include_images=True) == ["d/a.mp4", "d/b.PNG", "d/c.jpeg"]
+    assert paths("d", include_images=True, include=("*.png", "*.PNG", "*.jp*g")) == ["d/b.PNG", "d/c.jpeg"]
     with open("list.txt", "w") as file:
         file.write("d/a.mp4\nd/b.PNG\n")
     for images, count in ((False, 1), (True, 2)):
-        assert len(collect_inputs(InputSources(lists=("list.txt",), images=images)).entries) == count
+        assert len(collect_inputs(RunSpec(from_file=("list.txt",), include_images=images)).entries) == count
 
 
 def test_include_and_exclude():
     make("d/a.mp4", "d/b.mkv", "d/c.xyz", "d/tmp/e.mp4", "d/keep/f.mp4")
-    found = collect_inputs(InputSources(("d",), include=("*.mp4",), exclude=("tmp",)))
+    found = collect_inputs(RunSpec(paths=("d",), include=("*.mp4",), exclude=("tmp",)))
     assert [entry.path for entry in found.entries] == ["d/a.mp4", "d/keep/f.mp4"]
     assert found.skipped["excluded"] == 1  # b.mkv; the folder tmp was not even looked into
     assert paths("d", include=("keep/**",)) == ["d/keep/f.mp4"]
@@ -74,22 +75,22 @@ def test_typescript_is_not_video(tmp_path):
         "pointer.ts": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
     }.items():
         Path("d", name).write_bytes(content)
-    found = collect_inputs(InputSources(("d",)))
+    found = collect_inputs(RunSpec(paths=("d",)))
     assert [entry.path for entry in found.entries] == ["d/a.ts", "d/pointer.ts"] and found.skipped["not video"] == 2
     assert paths("d/code.ts") == ["d/code.ts"]  # a file that is named is tried
 
 
 def test_a_file_that_is_named_is_always_tried():
     make("notes.txt")
-    found = collect_inputs(InputSources(("notes.txt", "absent.mp4")))
+    found = collect_inputs(RunSpec(paths=("notes.txt", "absent.mp4")))
     assert [entry.path for entry in found.entries] == ["notes.txt", "absent.mp4"] and found.several
-    assert not collect_inputs(InputSources(("notes.txt",))).several
+    assert not collect_inputs(RunSpec(paths=("notes.txt",))).several
 
 
 @pytest.mark.parametrize("data", [b"a.mp4\nb c.mp4\r\n\n./d/e.mp4\nn.txt", b"a.mp4\0b c.mp4\0./d/e.mp4\0n.txt\0"])
 def test_lists_by_line_and_by_nul(monkeypatch, data):
     stdin(monkeypatch, data)
-    found = collect_inputs(InputSources(("-",)))
+    found = collect_inputs(RunSpec(paths=("-",)))
     assert [entry.path for entry in found.entries] == ["a.mp4", "b c.mp4", "./d/e.mp4"]
     assert found.skipped["not video"] == 1 and found.several
     assert found.entries[2].relative == "d/e.mp4"
@@ -97,7 +98,7 @@ def test_lists_by_line_and_by_nul(monkeypatch, data):
 
 def test_a_name_with_a_newline_in_a_nul_list(monkeypatch):
     stdin(monkeypatch, b"a\nb.mp4\0c.mp4\0")
-    assert paths(lists=("-",)) == ["a\nb.mp4", "c.mp4"]
+    assert paths(from_file=("-",)) == ["a\nb.mp4", "c.mp4"]
 
 
 def test_a_list_of_names_that_are_not_utf8(monkeypatch):
@@ -111,7 +112,7 @@ def test_lists_and_manifests_of_windows_tools(code):
     for name, text in (("list.txt", "ä.mp4\r\nb.mp4\r\n"), ("m.csv", "path\r\nä.mp4\r\nb.mp4\r\n")):
         with open(name, "wb") as file:
             file.write(text.encode(code))
-    assert paths(lists=("list.txt",)) == paths(manifests=("m.csv",)) == ["ä.mp4", "b.mp4"]
+    assert paths(from_file=("list.txt",)) == paths(manifest=("m.csv",)) == ["ä.mp4", "b.mp4"]
 
 
 @pytest.mark.parametrize("key", ["file_name", "media_path", "video_path", "image_path"])
@@ -126,13 +127,13 @@ def test_manifests_of_other_tools(key):
 
 def test_standard_input_is_read_once():
     with pytest.raises(UsageError, match="once only"):
-        collect_inputs(InputSources(("-",), lists=("-",)))
+        collect_inputs(RunSpec(paths=("-",), from_file=("-",)))
 
 
 def test_duplicates_are_counted_whatever_they_are_called():
     make("d/a.mp4")
     os.symlink("a.mp4", "d/link.mp4")
-    found = collect_inputs(InputSources(("d/a.mp4", "./d/a.mp4", "d", os.path.abspath("d/a.mp4"))))
+    found = collect_inputs(RunSpec(paths=("d/a.mp4", "./d/a.mp4", "d", os.path.abspath("d/a.mp4"))))
     assert [entry.path for entry in found.entries] == ["d/a.mp4"]
     assert found.duplicates == ["./d/a.mp4", "d/a.mp4", "d/link.mp4", os.path.abspath("d/a.mp4")]
 
@@ -142,7 +143,7 @@ def test_links_are_clips_of_their_own_where_each_name_gets_a_file():
     os.mkdir("train")
     os.symlink("../raw/a.mp4", "train/a.mp4")
     os.symlink("raw", "again")
-    found = collect_inputs(InputSources((".", "again/a.mp4", "./raw/a.mp4"), links=True))
+    found = collect_inputs(RunSpec(paths=(".", "again/a.mp4", "./raw/a.mp4")), links=True)
     assert [entry.path for entry in found.entries] == ["./raw/a.mp4", "./train/a.mp4"]
     assert found.duplicates == ["again/a.mp4", "./raw/a.mp4"], "the same name in the same folder"
 
@@ -157,7 +158,7 @@ def test_links_that_lead_nowhere_are_clips_of_their_own():
 def test_manifest_rows_of_one_clip_are_no_duplicates():
     with open("m.jsonl", "w") as file:
         file.write('{"path": "a.mp4", "start": 0, "end": 5}\n\n{"path": "a.mp4", "start": 5}\n{"video": "a.mp4"}\n')
-    found = collect_inputs(InputSources(("m.jsonl",)))
+    found = collect_inputs(RunSpec(paths=("m.jsonl",)))
     assert [(entry.start, entry.end) for entry in found.entries] == [(0, 5), (5, None), (None, None)]
     assert not found.duplicates and found.several
 
@@ -169,7 +170,7 @@ def test_csv_manifest(name):
     rows = [["path", "Prompt", "start", "end"], ["a.mp4", '"What, and why?"', "1:30", "95.5"], ["b.mp4", "", "", ""]]
     with open(f"sub/{name}", "w", encoding="utf-8-sig") as file:
         file.write("\n".join(comma.join(row) for row in rows))
-    a, b = collect_inputs(InputSources((), manifests=(f"sub/{name}",))).entries
+    a, b = collect_inputs(RunSpec(manifest=(f"sub/{name}",))).entries
     assert (a.path, a.root, a.start, a.end, a.prompt) == ("sub/a.mp4", "sub", 90.0, 95.5, "What, and why?")
     assert (b.path, b.root, b.start, b.end, b.prompt) == ("sub/b.mp4", "sub", None, None, None)
     assert b.relative == "b.mp4"
@@ -212,7 +213,7 @@ def test_what_a_manifest_says_of_a_clip_is_kept():
 def test_rows_of_one_part_with_ids_are_inputs_of_their_own():
     with open("m.jsonl", "w") as file:
         file.write("\n".join(f'{{"path": "a.mp4", "id": {name}}}' for name in ("1", '"1"', "2", "2")))
-    found = collect_inputs(InputSources(("m.jsonl",)))
+    found = collect_inputs(RunSpec(paths=("m.jsonl",)))
     assert [entry.id for entry in found.entries] == [1, "1", 2] and len(found.duplicates) == 1
     assert len({clip_id(entry) for entry in found.entries}) == 3
     assert clip_id(Job("a.mp4")) not in {clip_id(entry) for entry in found.entries}
@@ -254,7 +255,7 @@ def test_globs(path, pattern, meant):
 
 
 def test_an_absent_list_is_a_usage_error():
-    for sources in (InputSources((), lists=("no",)), InputSources((), manifests=("no.csv",))):
+    for sources in (RunSpec(from_file=("no",)), RunSpec(manifest=("no.csv",))):
         with pytest.raises(UsageError, match="cannot be read: No such file"):
             collect_inputs(sources)
 
@@ -268,7 +269,7 @@ def test_shards_that_are_pipes_or_sockets_are_left_out_unopened():
     os.symlink("other", "link.parquet")
     with socket.socket(socket.AF_UNIX) as one:
         one.bind("socket.parquet")
-        found = collect_inputs(InputSources(("good.tar", "pipe.tar", "link.parquet", "socket.parquet", "clip.mp4")))
+        found = collect_inputs(RunSpec(paths=("good.tar", "pipe.tar", "link.parquet", "socket.parquet", "clip.mp4")))
         drop_missing(found, ("pipe.tar", "socket.parquet"))
     assert [job.path for job in found.entries] == ["good.tar", "clip.mp4"]
     names = ("pipe.tar", "link.parquet", "socket.parquet")

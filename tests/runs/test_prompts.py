@@ -13,7 +13,7 @@ from vidspec.errors import GenerationError, UsageError
 from vidspec.events.events import Finished, InputsReleased
 from vidspec.runs.feed import Feed
 from vidspec.runs.formats.base import make_format
-from vidspec.runs.inputs import InputSources, collect_inputs
+from vidspec.runs.inputs import collect_inputs
 from vidspec.runs.job import Job, JobQuestions
 from vidspec.runs.pool import TaskQueue
 from vidspec.runs.run import caption_jobs
@@ -168,7 +168,7 @@ def test_other_prompts_are_other_inputs(tmp_path):
     rows = ('["x", "y"]', '["x", "z"]', '["x", "y"]')
     manifest = tmp_path / "m.jsonl"
     manifest.write_text("".join(f'{{"path": "a.mp4", "prompt": {prompt}}}\n' for prompt in rows))
-    found = collect_inputs(InputSources(manifests=(str(manifest),)))
+    found = collect_inputs(RunSpec(manifest=str(manifest)))
     assert [one.questions.texts for one in found.entries] == [("x", "y"), ("x", "z")] and len(found.duplicates) == 1
 
 

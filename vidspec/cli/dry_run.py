@@ -15,7 +15,6 @@ from vidspec.events.tally import Tally, counted, format_duration
 if TYPE_CHECKING:
     from vidspec.config.run_spec import RunSpec
     from vidspec.config.schema import Profile
-    from vidspec.runs.destinations import Destination
     from vidspec.runs.job import Job
     from vidspec.runs.planning import RunPlan
     from vidspec.runs.run_store import RunStore
@@ -59,7 +58,9 @@ def planned_clip(job: Job, spec: RunSpec) -> PlannedClip:
 
 def print_plan(plan: RunPlan) -> int:
     """Print the plan of a run; returns 1 if some clip cannot be read, else 0."""
-    return _print_shards(plan) if plan.destinations[0].parts is not None else _print_clips(plan)
+    from vidspec.runs.part_files import PartFiles
+
+    return _print_shards(plan) if isinstance(plan.renderers[0], PartFiles) else _print_clips(plan)
 
 
 def _print_clips(plan: RunPlan) -> int:
@@ -83,7 +84,7 @@ def _print_clips(plan: RunPlan) -> int:
     errors = [one.error for one in todo.values() if one.error]
     for line in errors:
         print_error(line)
-    _print_models(plan.profile, _destinations_text(plan.destinations))
+    _print_models(plan.profile, ", ".join(one.place for one in plan.renderers))
     for path, change in changes.items():
         print_note(f"{path}: {change}")
     left = [one for one in todo.values() if one.error is None]
@@ -155,19 +156,3 @@ def _segments_text(left: Sequence[PlannedClip]) -> str:
         return ", in scenes"
     count = sum(filter(None, parts))
     return f", {count} segments" if count > len(left) else ""
-
-
-def _destinations_text(destinations: Sequence[Destination]) -> str:
-    places = []
-    for destination in destinations:
-        if destination.segments is not None:
-            places.append(f"a video and a caption for each segment in {destination.segments.folder}")
-        elif destination.names:
-            places.append(f"a file for each clip ({', '.join(form.name for form in destination.forms)})")
-        else:
-            places.append(
-                f"into {destination.path}"
-                if destination.path is not None
-                else f"{destination.forms[0].name} to standard output"
-            )
-    return ", ".join(places)

@@ -163,11 +163,11 @@ def spell_flags(error: VidspecError, args: Sequence[str]) -> Spelling:
     sources = error.sources if isinstance(error, ProfileError) else {}
 
     def spell(name: str, value: object) -> str:
-        if "." not in name:
-            flag = "PATH" if name == "paths" else flag_of(name)
-            return flag if value is None or value is True else f"{flag} {_typed(value)}"
         if name in sources:
             return error.spell(name, value)
+        if name in RunSpec.model_fields:
+            flag = "PATH" if name == "paths" else flag_of(name)
+            return flag if value is None or value is True else f"{flag} {_typed(value)}"
         flags = [flag for flag, key in _KEY_OF_FLAG.items() if key == name and name not in settings]
         flag = next((flag for flag in flags if flag in typed), flags[0] if flags else "")
         if value is None:

@@ -4,7 +4,7 @@ job                         Job: one clip or part, from its name to its record, 
 inputs, sources             command-line inputs -> unique Jobs; clips of each kind of input -> Jobs, each as a file
 stores                      files behind URLs
 shards                      selection of this machine's clips
-planning, destinations      RunSpec -> RunPlan: clips, profile and destinations; run_settings: checks of a spec
+planning, destinations      RunSpec -> RunPlan: clips, profile and renderers; run_settings: checks of a spec
 remaining                   work left by an earlier run; results -> records, counts and events
 running, reporter           a plan carried out; what a run says beside its results
 records                     identity of a captioning; the record of a result

@@ -43,6 +43,10 @@ class ClipFiles(Renderer):
         self._backups: list[Path] = []
         self._restored: list[Path] = []  # files with captions of a later run, which this run replaced
 
+    @property
+    def place(self) -> str:
+        return f"a file for each clip ({', '.join(one.form.name for one in self.names)})"
+
     def state(self, job: Job, path: Path) -> FileState:
         """Return the state of one of a clip's files."""
         return file_state(path, (journal.index.marks for journal in self._journals_of(job)))

@@ -1,10 +1,9 @@
-"""Destinations of ``vidspec caption``: planned from its options, and opened before a model is loaded."""
+"""What shows the records of a run: chosen by its spec, checked, and opened before a model is loaded."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -24,28 +23,12 @@ if TYPE_CHECKING:
     from vidspec.runs.store.sidecars import SegmentNames, SidecarNames
 
 __all__ = [
-    "Destination",
     "check_files_distinct",
     "open_store",
-    "plan_destinations",
+    "plan_renderers",
     "writes_clip_file",
     "writes_parts",
 ]
-
-
-@dataclass(frozen=True)
-class Destination:
-    """Destination of the records of one or more formats.
-
-    Standard output if there is no path, a file, a file per clip (``names``) or per segment (``segments``), or a file
-    per shard in the folder ``parts``.
-    """
-
-    forms: tuple[OutputFormat, ...]
-    path: Path | None = None
-    names: tuple[SidecarNames, ...] = ()
-    segments: SegmentNames | None = None
-    parts: str | None = None
 
 
 def writes_parts(spec: RunSpec, forms: Sequence[OutputFormat], entries: Sequence[Job]) -> bool:
@@ -66,7 +49,7 @@ def writes_parts(spec: RunSpec, forms: Sequence[OutputFormat], entries: Sequence
     return True
 
 
-def plan_destinations(
+def plan_renderers(
     spec: RunSpec,
     forms: Sequence[OutputFormat],
     found: InputListing,
@@ -75,22 +58,25 @@ def plan_destinations(
     shard: Shard | None,
     *,
     prints: bool,
-) -> list[Destination]:
-    """Plan the destinations of a run; writes nothing. Without ``prints`` standard output is one only if it is named.
+) -> list[Renderer]:
+    """Return what shows the records of a run; writes nothing. Without ``prints`` nothing is printed unless -o says so.
 
     Raises:
         UsageError: a file cannot be written, is one of the clips, or would be shared by two formats.
     """
     from vidspec.config.json_schema import schema_properties
+    from vidspec.runs.clip_files import ClipFiles
     from vidspec.runs.formats.base import SHARD_FORMAT, make_format
+    from vidspec.runs.part_files import PartFiles
+    from vidspec.runs.segment_files import SegmentFiles
     from vidspec.runs.store.sidecars import SegmentNames, SidecarNames, check_sidecar_names
     from vidspec.runs.stores import is_url
 
     data, texts = schema_properties(profile.generate.grammar_schema), spec.second_texts
     if writes_parts(spec, forms, entries):
-        forms = [make_format(form.name, data=data, texts=texts) for form in forms]
+        part = cast("PartFormat", make_format(forms[0].name, data=data, texts=texts))
         _check_existing(spec, ())
-        return [Destination(tuple(forms), parts=spec.output_dir)]
+        return [PartFiles(spec.output_dir or "", entries, part, retry=spec.retry_failed)]
     if any(is_url(name or "") for name in (spec.output, spec.output_dir)):
         message = f"{spec.output or spec.output_dir}: a URL is an output of shards only"
         hint = f"caption .tar or .parquet files with {option('format', SHARD_FORMAT)} {option('output_dir', 'URL')}"
@@ -102,31 +88,34 @@ def plan_destinations(
     if spec.cut is None:
         own = [form for form in forms if writes_clip_file(spec, form)]
         each = [SidecarNames(form, spec.output_dir, spec.name, profile.name) for form in own]
-    destinations: list[Destination] = []
+    shown: list[Renderer] = []
+    paths: list[Path | None] = []
     for form in forms:
         if writes_clip_file(spec, form) or not (prints or spec.output is not None or _leaves_stdout(spec, form)):
             continue
         path = _path_for_all(spec, form, shard, several=len(forms) > 1)
-        _check_place(path, form, forms, [place.path for place in destinations], several=found.several)
+        _check_place(path, form, forms, paths, several=found.several)
         if path is not None and spec.output is not None:
             check_output(path, [entry.path for entry in entries], option("output"))
         folder = path.parent if path else "."
         form = make_format(form.name, several=found.several, data=data, texts=texts, folder=folder)
         _check_clips(form, entries, cut)
-        destinations.append(Destination((form,), path))
+        paths.append(path)
+        shown.append(_shown_in(path, form))
     if each and spec.output_dir is None and any(entry.shard for entry in entries):
         message = f"{option('format', each[0].form.name)}: a clip of a shard has no folder of its own"
         raise UsageError(message, hint=f"name one with {option('output_dir', 'DIR')}")
     if each:
         check_sidecar_names(each, entries)
-        destinations.append(Destination(tuple(one.form for one in each), names=tuple(each)))
+        shown.append(ClipFiles(each, spec.existing or "skip"))
     if cut is not None:
-        destinations.append(Destination((cut.form,), segments=cut))
-    _check_has_file(spec, destinations)
-    _check_existing(spec, each or [one.segments for one in destinations if one.segments])
+        shown.append(SegmentFiles(cut, spec.existing or "skip", spec, profile))
+    if not (each or cut or any(paths)):
+        _refuse_earlier(spec)
+    _check_existing(spec, each or ([] if cut is None else [cut]))
     if spec.output_dir is not None and os.path.exists(spec.output_dir) and not os.path.isdir(spec.output_dir):
         raise UsageError(f"{option('output_dir', spec.output_dir)}: is not a folder")
-    return destinations
+    return shown
 
 
 def _check_clips(form: OutputFormat, entries: Sequence[Job], cut: SegmentNames | None) -> None:
@@ -138,16 +127,24 @@ def _check_clips(form: OutputFormat, entries: Sequence[Job], cut: SegmentNames |
             form.check_clip(entry.path, entry.shard)
 
 
-def _check_has_file(spec: RunSpec, destinations: Sequence[Destination]) -> None:
-    """Refuse options about earlier output if the run writes standard output alone."""
-    if any(one.path or one.names or one.segments for one in destinations):
-        return
+def _shown_in(path: Path | None, form: OutputFormat) -> Renderer:
+    """Return what shows records of all clips in a file, or on standard output."""
+    from vidspec.runs.run_file import RunFile
+    from vidspec.runs.writers import FileLines, StdoutLines, Stream
+
+    if path is None:
+        return Stream(StdoutLines(prose=form.is_prose), form)
+    if path.exists() and not path.is_file():
+        return Stream(FileLines(path), form)
+    return RunFile(path, form)
+
+
+def _refuse_earlier(spec: RunSpec) -> None:
+    """Refuse options about earlier output of a run that writes standard output alone."""
     for name in ("overwrite", "retry_failed", "checksum"):
         if getattr(spec, name):
-            raise UsageError(
-                f"{option(name)} needs an output file",
-                hint=f"name one with {option('output', 'FILE')} or {option('output_dir', 'DIR')}",
-            )
+            hint = f"name one with {option('output', 'FILE')} or {option('output_dir', 'DIR')}"
+            raise UsageError(f"{option(name)} needs an output file", hint=hint)
 
 
 def _check_cut(names: SegmentNames, spec: RunSpec, forms: Sequence[OutputFormat], entries: Sequence[Job]) -> None:
@@ -230,24 +227,27 @@ def _check_place(
         raise UsageError(f"{option('format', form.name)}: several clips need a file each", hint=hint)
 
 
-def check_files_distinct(
-    spec: RunSpec, destinations: Sequence[Destination], entries: Sequence[Job], config: Path
-) -> None:
+def check_files_distinct(spec: RunSpec, renderers: Sequence[Renderer], entries: Sequence[Job], config: Path) -> None:
     """Refuse options that name the same file, before anything is written.
 
     Raises:
         UsageError: naming both options.
     """
     from vidspec.config.files import named_file
+    from vidspec.runs.clip_files import ClipFiles
+    from vidspec.runs.part_files import PartFiles
+    from vidspec.runs.run_file import RunFile
+    from vidspec.runs.segment_files import SegmentFiles
     from vidspec.runs.store.file_states import hidden_journal
     from vidspec.runs.stores import is_url
+    from vidspec.runs.writers import FileLines, Stream
 
     profile = named_file(spec.profile) if spec.profile else None
-    parts = any(place.parts is not None for place in destinations)  # PartFiles compares them with their shards
-    inputs = () if parts else (path for path in spec.paths or () if not is_url(path))
+    parts = isinstance(renderers[0], PartFiles) if renderers else False  # it compares them with their shards
+    inputs = () if parts else (path for path in spec.paths if not is_url(path))
     read: list[NamedPath] = [("input", path) for path in inputs]
-    read += [(option("from_file"), path) for path in spec.from_file or ()]
-    read += [(option("manifest"), path) for path in spec.manifest or ()]
+    read += [(option("from_file"), path) for path in spec.from_file]
+    read += [(option("manifest"), path) for path in spec.manifest]
     read += [
         (option("prompt_file"), spec.prompt_file),
         (option("rewrite"), spec.rewrite_path),
@@ -257,77 +257,55 @@ def check_files_distinct(
     others: list[NamedPath] = [
         (option(name), path) for name in ("trace", "report") if (path := getattr(spec, name)) is not None
     ]
-    output = option("output") if spec.output is not None else option("output_dir")
-    written: list[NamedPath] = [(output, place.path) for place in destinations]
-    for place in destinations:
-        if place.path is not None and not place.forms[0].is_journal:
-            written.append(("the journal of the output", hidden_journal(place.path)))
-        elif place.parts is not None and not is_url(place.parts):
-            names = {Path(entry.path).stem + place.forms[0].suffix for entry in entries}
-            written += [(output, Path(place.parts, name)) for name in names]  # PartFiles refuses equal names
-    if others:
-        written += [
-            ("the file of a clip", one.path(entry))
-            for place in destinations
-            for one in place.names
-            for entry in entries
-        ]
+    output = option("output" if spec.output is not None else "output_dir")
+    written: list[NamedPath] = []
+    for one in renderers:
+        if isinstance(one, RunFile):
+            written.append((output, one.path))
+            if not one.form.is_journal:
+                written.append(("the journal of the output", hidden_journal(one.path)))
+        elif isinstance(one, Stream) and isinstance(one.lines, FileLines):
+            written.append((output, one.lines.path))
+        elif isinstance(one, PartFiles) and not is_url(one.folder):
+            names = {Path(entry.path).stem + one.form.suffix for entry in entries}
+            written += [(output, Path(one.folder, name)) for name in names]  # PartFiles refuses equal names
+        elif isinstance(one, ClipFiles) and not isinstance(one, SegmentFiles) and others:
+            written += [("the file of a clip", name.path(entry)) for name in one.names for entry in entries]
     check_distinct([*written, *others], read)
 
 
 def open_store(
     spec: RunSpec,
-    profile: Profile,
-    destinations: Sequence[Destination],
+    renderers: Sequence[Renderer],
     entries: Sequence[Job],
     shard: Shard | None,
     *,
     run: CaptionRun,
     read_only: bool,
 ) -> RunStore:
-    """Open the destinations before any model is loaded; unless ``read_only``, lock and repair them, and open streams.
+    """Open the outputs before any model is loaded; unless ``read_only``, lock and repair them, and open streams.
 
     Raises:
         UsageError: a file cannot be written, or another run is writing it.
     """
+    from vidspec.runs.run_file import RunFile
     from vidspec.runs.run_store import RunStore
     from vidspec.runs.writers import Stream
 
-    shown = [_renderer(spec, profile, place, entries, read_only=read_only) for place in destinations]
-    shown = [one for one in shown if not (read_only and isinstance(one, Stream))]
-    label = shard.label if shard else ""
-    return RunStore(shown, entries, label=label, overwrite=spec.overwrite, read_only=read_only, run=run)
-
-
-def _renderer(
-    spec: RunSpec, profile: Profile, place: Destination, entries: Sequence[Job], *, read_only: bool
-) -> Renderer:
-    """Return what shows the records in a destination."""
-    from vidspec.runs.clip_files import ClipFiles
-    from vidspec.runs.part_files import PartFiles
-    from vidspec.runs.run_file import RunFile
-    from vidspec.runs.segment_files import SegmentFiles
-    from vidspec.runs.writers import FileLines, StdoutLines, Stream
-
-    path, form = place.path, place.forms[0]
-    if place.parts is not None:
-        return PartFiles(place.parts, entries, cast("PartFormat", form), retry=spec.retry_failed)
-    if place.names:
-        return ClipFiles(place.names, spec.existing or "skip")
-    if place.segments is not None:
-        return SegmentFiles(place.segments, spec.existing or "skip", spec, profile)
-    if path is None:
-        return Stream(StdoutLines(prose=form.is_prose), form)
-    if spec.output is None and path.is_symlink():
-        raise UsageError(f"{path}: is a link", hint="give -o with its name to write what it points to")
-    if spec.output is None and not read_only:
+    unnamed = [one.path for one in renderers if isinstance(one, RunFile) and spec.output is None]
+    for path in unnamed:
+        if path.is_symlink():
+            raise UsageError(
+                f"{path}: is a link", hint=f"give {option('output')} with its name to write what it points to"
+            )
+        if read_only:
+            continue
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(
-                f"{option('output_dir', path.parent)}: cannot be made: {error.strerror or error}"
-            ) from None
+            message = f"{option('output_dir', path.parent)}: cannot be made: {error.strerror or error}"
+            raise UsageError(message) from None
         check_output(path, [entry.path for entry in entries], option("output_dir"))
-    if path.exists() and not path.is_file():
-        return Stream(FileLines(path), form)
-    return RunFile(path, form)
+    shown = [one for one in renderers if not (read_only and isinstance(one, Stream))]
+    label = shard.label if shard else ""
+    return RunStore(shown, entries, label=label, overwrite=spec.overwrite, read_only=read_only, run=run)

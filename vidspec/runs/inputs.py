@@ -7,17 +7,21 @@ import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import bracex
 
-from vidspec.errors import UsageError
+from vidspec.errors import UsageError, option
 from vidspec.runs.job import Job
 from vidspec.runs.sources.base import ListOptions, is_shard, source_of, sources
 from vidspec.runs.sources.files import list_paths, mirror_root
 from vidspec.runs.sources.manifests import ManifestSource
 from vidspec.runs.stores import is_url, match_urls
 
-__all__ = ["InputListing", "InputSources", "collect_inputs", "drop_missing", "expand_shards", "require_file"]
+if TYPE_CHECKING:
+    from vidspec.config.run_spec import RunSpec
+
+__all__ = ["InputListing", "check_inputs", "collect_inputs", "drop_missing", "expand_shards", "require_file"]
 
 #: Maximum names that the braces in one name stand for.
 MAX_NAMES = 1_000_000
@@ -40,30 +44,6 @@ def expand_shards(name: str) -> list[str]:
         message = f"{name}: its braces stand for more than {MAX_NAMES:,} names"
         raise UsageError(message, hint="name them in several commands") from None
     return [found for one in names for found in (match_urls(one) if is_url(one) and "*" in one else (one,))]
-
-
-@dataclass(frozen=True)
-class InputSources:
-    """Inputs that clips are collected from.
-
-    Attributes:
-        paths: files, folders, manifests and shards (by their suffix), and ``-`` for a list on standard input. Braces
-            of shards, and ``*`` in their URLs, are expanded.
-        lists: files that list paths, separated by NUL if there is any, else by newlines; ``-`` for standard input.
-        manifests: JSON, JSONL or CSV files; ``-`` for standard input.
-        include, exclude: globs over the paths in folders and lists; see
-            :func:`~vidspec.runs.sources.files.matches_any`.
-        images: take image files in folders and lists too.
-        links: links to a clip are clips of their own, because each name gets a file.
-    """
-
-    paths: tuple[str, ...] = ()
-    lists: tuple[str, ...] = ()
-    manifests: tuple[str, ...] = ()
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    images: bool = False
-    links: bool = False
 
 
 @dataclass
@@ -91,23 +71,39 @@ class InputListing:
         return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
-def collect_inputs(sources: InputSources) -> InputListing:
-    """Collect all clips that ``sources`` name, those of folders sorted by path.
+def check_inputs(spec: RunSpec) -> None:
+    """Check that a run names inputs, and that its options can select from them; reads nothing.
 
-    The same file (links followed, unless ``sources.links``) with the same part, prompt and id counts once; later ones
-    are duplicates.
+    Raises:
+        UsageError: there are none, or nothing that options could select from.
+    """
+    if not (spec.paths or spec.from_file or spec.manifest):
+        raise UsageError("Missing argument 'PATH'.", hint="see `vidspec caption --help`")
+    lists = bool(spec.from_file) or any(path == "-" or os.path.isdir(path) for path in spec.paths)
+    for name in ("include", "exclude", "include_images"):
+        if getattr(spec, name) and not lists:
+            raise UsageError(f"{option(name)} needs a folder or a list", hint="name the clips alone, or their folder")
+
+
+def collect_inputs(spec: RunSpec, *, links: bool = False) -> InputListing:
+    """Collect all clips of a run, those of folders sorted by path.
+
+    Paths are files, folders, manifests and shards (by their suffix), and ``-`` for a list on standard input. Braces of
+    shards, and ``*`` in their URLs, are expanded. The same file with the same part, prompt and id counts once; later
+    ones are duplicates. Links are followed, unless ``links`` to a clip are clips of their own, because each name gets
+    a file.
 
     Raises:
         UsageError: a list, manifest or URL cannot be read, or standard input is named twice.
     """
     listing = InputListing()
-    stdin = [name for name in (*sources.paths, *sources.lists, *sources.manifests) if name == "-"]
+    stdin = [name for name in (*spec.paths, *spec.from_file, *spec.manifest) if name == "-"]
     if len(stdin) > 1:
         raise UsageError("standard input can be read once only", hint="name - once")
     seen: set[tuple[object, ...]] = set()
-    for job in _jobs(sources, listing):
+    for job in _jobs(spec, listing):
         key = (
-            _file_key(job.path, links=sources.links),
+            _file_key(job.path, links=links),
             *(job.start, job.end, job.prompt, job.questions, type(job.id), job.id),
         )
         if key in seen:
@@ -115,7 +111,7 @@ def collect_inputs(sources: InputSources) -> InputListing:
         else:
             seen.add(key)
             listing.entries.append(job)
-    listing.several |= len(sources.paths) > 1 or bool(sources.lists or sources.manifests)
+    listing.several |= len(spec.paths) > 1 or bool(spec.from_file or spec.manifest)
     return listing
 
 
@@ -167,12 +163,12 @@ def _is_special(path: str) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
-def _jobs(names: InputSources, listing: InputListing) -> Iterator[Job]:
+def _jobs(spec: RunSpec, listing: InputListing) -> Iterator[Job]:
     options = ListOptions(
-        names.include, names.exclude, names.images, left_out=listing.skipped, unreadable=listing.unreadable
+        spec.include, spec.exclude, spec.include_images, left_out=listing.skipped, unreadable=listing.unreadable
     )
-    listing.searched = any(is_url(name) and "*" in name for name in names.paths)
-    for path in (one for name in names.paths for one in expand_shards(name)):
+    listing.searched = any(is_url(name) and "*" in name for name in spec.paths)
+    for path in (one for name in spec.paths for one in expand_shards(name)):
         if path == "-":
             listing.several = True
             yield from list_paths(path, options)
@@ -185,7 +181,7 @@ def _jobs(names: InputSources, listing: InputListing) -> Iterator[Job]:
         else:
             listing.several |= source is not None
             yield Job(path, root=mirror_root(path))
-    for name in names.lists:
+    for name in spec.from_file:
         yield from list_paths(name, options)
-    for name in names.manifests:
+    for name in spec.manifest:
         yield from ManifestSource().list(Job(name), options)

@@ -1,4 +1,4 @@
-"""The plan of a run: from its spec to the clips, the profile, the settings and the destinations of records.
+"""The plan of a run: from its spec to the clips, the profile, and what shows the records.
 
 Searches folders and lists, checks every option, and writes nothing; ``vidspec.runs.running`` carries it out.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vidspec.config.run_spec import RunSpec
@@ -15,10 +15,9 @@ from vidspec.errors import UsageError, VideoError, option
 from vidspec.events.tally import counted
 from vidspec.files import check_output
 from vidspec.runs.destinations import (
-    Destination,
     check_files_distinct,
     open_store,
-    plan_destinations,
+    plan_renderers,
     writes_clip_file,
     writes_parts,
 )
@@ -28,7 +27,6 @@ from vidspec.runs.run_settings import (
     check_machine,
     complete_spec,
     greedy_note,
-    input_sources,
     joined_list_note,
     misnamed_output,
     output_formats,
@@ -44,8 +42,9 @@ if TYPE_CHECKING:
     from vidspec.config.schema import Profile
     from vidspec.runs.allowance import FetchLimits
     from vidspec.runs.formats.base import OutputFormat
-    from vidspec.runs.inputs import InputListing, InputSources
+    from vidspec.runs.inputs import InputListing
     from vidspec.runs.job import Job
+    from vidspec.runs.renderers import Renderer
     from vidspec.runs.run_store import RunStore
     from vidspec.runs.shards import Shard
 
@@ -54,22 +53,22 @@ __all__ = ["RunPlan", "plan", "require_devices"]
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Inputs, settings and destinations of a run, fixed before the first clip is captioned.
+    """Clips, profile and outputs of a run, fixed before the first clip is captioned.
 
     Attributes:
         spec: the run as described, with the texts, variables and config that were read.
         profile: the method, with all layers merged.
         found: all inputs, with those that are left out.
-        sources: where the clips were searched.
-        destinations: of the records; none if the results are only returned.
+        renderers: show the records; none if the results are only returned.
+        beside: True if files stand beside the clips.
         shard: the part of the run that this is; None for the whole.
     """
 
     spec: RunSpec
     profile: Profile
     found: InputListing
-    sources: InputSources
-    destinations: Sequence[Destination]
+    renderers: Sequence[Renderer]
+    beside: bool = False
     shard: Shard | None = None
 
     @property
@@ -110,17 +109,15 @@ class RunPlan:
         return demo_notes(self.profile.models.pair, self.profile.models.target, self.prompts)
 
     def open_store(self, *, read_only: bool = False) -> RunStore:
-        """Open, lock and repair the destinations, unless ``read_only``; a task of a job array is noted beside them.
+        """Open, lock and repair the outputs, unless ``read_only``; a task of a job array is noted beside them.
 
         Raises:
             UsageError: a file cannot be written, or another run is writing it.
         """
         if not read_only:
-            save_array(self.spec, self.sources, self.shard)
+            save_array(self.spec, self.shard, beside=self.beside)
         run = CaptionRun.of(self.spec, self.profile)
-        return open_store(
-            self.spec, self.profile, self.destinations, self.entries, self.shard, run=run, read_only=read_only
-        )
+        return open_store(self.spec, self.renderers, self.entries, self.shard, run=run, read_only=read_only)
 
 
 def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = False) -> RunPlan:
@@ -147,9 +144,9 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
         check_template(spec.template, option("template"))
     begin, end = spec.clip_range
     defaults = read_config()
-    sources = input_sources(spec)
+    inputs.check_inputs(spec)
     forms = output_formats(spec, defaults)
-    sources = replace(sources, links=any(writes_clip_file(spec, form) for form in forms))
+    beside = any(writes_clip_file(spec, form) for form in forms)
     for note in filter(
         None, (misnamed_output(spec, forms), timed_text_note(spec, forms), joined_list_note(spec, forms))
     ):
@@ -167,13 +164,13 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
         require_devices(profile)
     check_machine(spec, profile)
     limits = fetch_limits(spec)
-    shard = shard_of(spec, sources)
-    found = inputs.collect_inputs(sources)
+    shard = shard_of(spec, beside=beside)
+    found = inputs.collect_inputs(spec, links=beside)
     _check_rows(spec, [entry.path for entry in found.entries])
     total = len(found.entries)
     if shard is not None:  # before missing clips are left out: all tasks must deal the same names
         found.entries = shard.select(found.entries, searched=found.searched)
-    inputs.drop_missing(found, sources.paths)
+    inputs.drop_missing(found, spec.paths)
     for line in found.unreadable:
         reporter.error(line)
     for entry in found.entries:
@@ -195,9 +192,9 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
     _check_files(spec, [entry.path for entry in entries])
     spec = complete_spec(spec, resolved, defaults)
     _check_questions(spec, forms, entries)
-    destinations = plan_destinations(spec, forms, found, entries, profile, shard, prints=prints)
-    check_files_distinct(written, destinations, entries, defaults.path)
-    return RunPlan(spec, profile, found, sources, destinations, shard)
+    renderers = plan_renderers(spec, forms, found, entries, profile, shard, prints=prints)
+    check_files_distinct(written, renderers, entries, defaults.path)
+    return RunPlan(spec, profile, found, renderers, beside, shard)
 
 
 def require_devices(profile: Profile) -> None:

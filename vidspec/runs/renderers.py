@@ -43,6 +43,11 @@ class Renderer:
 
     store: RunStore
 
+    @property
+    def place(self) -> str:
+        """Where the records are shown, for a preview of the run."""
+        return ""
+
     def open(self, store: RunStore) -> None:
         """Join a store whose journals are open; nothing is written yet.
 

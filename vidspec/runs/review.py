@@ -93,8 +93,12 @@ def check_reviewable(planned: RunPlan) -> SidecarNames:
     Raises:
         UsageError: clips have no text file of their own, or are not files of this machine.
     """
-    several = [names for place in planned.destinations for names in place.names]
-    if len(several) != 1 or len(planned.destinations) != 1 or several[0].form.suffix == ".json":
+    from vidspec.runs.clip_files import ClipFiles
+    from vidspec.runs.segment_files import SegmentFiles
+
+    files = [one for one in planned.renderers if isinstance(one, ClipFiles) and not isinstance(one, SegmentFiles)]
+    several = [names for one in files for names in one.names]
+    if len(several) != 1 or len(planned.renderers) != 1 or several[0].form.suffix == ".json":
         message = f"{option('format', planned.spec.format)}: review edits one file of text for each clip"
         raise UsageError(message, hint=f"give {option('format', 'txt')}, which caption and review both take")
     for job in planned.entries:

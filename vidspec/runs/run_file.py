@@ -43,6 +43,10 @@ class RunFile(Renderer):
         self._settings: dict[str, str] = {}  # of this run's clips, for a list of files
 
     @property
+    def place(self) -> str:
+        return f"into {self.path}"
+
+    @property
     def _is_journal(self) -> bool:
         return self.store.journals.path() == self.path
 

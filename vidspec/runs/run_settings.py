@@ -1,4 +1,4 @@
-"""A run's spec in the library's types: sources, keys of the profile, formats and settings of jobs."""
+"""What a spec means: keys of the profile, texts of files, formats; and checks that need more than the spec."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from vidspec.config.schema import Profile
     from vidspec.config.user_config import ResolvedProfile, UserConfig
     from vidspec.runs.formats.base import OutputFormat
-    from vidspec.runs.inputs import InputSources
     from vidspec.runs.job import Job
 
 __all__ = [
@@ -31,7 +30,6 @@ __all__ = [
     "check_machine",
     "complete_spec",
     "greedy_note",
-    "input_sources",
     "joined_list_note",
     "misnamed_output",
     "output_formats",
@@ -59,25 +57,6 @@ def check_fields(spec: RunSpec, entries: Sequence[Job]) -> None:
         check_template(
             spec.template, option("template"), fields | {name: None for one in entries for name in one.fields}
         )
-
-
-def input_sources(spec: RunSpec) -> InputSources:
-    """Return the sources of clips.
-
-    Raises:
-        UsageError: there are none, or nothing that options could select from.
-    """
-    from vidspec.runs.inputs import InputSources
-
-    if not (spec.paths or spec.from_file or spec.manifest):
-        raise UsageError("Missing argument 'PATH'.", hint="see `vidspec caption --help`")
-    lists = bool(spec.from_file) or any(path == "-" or os.path.isdir(path) for path in spec.paths)
-    for name in ("include", "exclude", "include_images"):
-        if getattr(spec, name) and not lists:
-            raise UsageError(f"{option(name)} needs a folder or a list", hint="name the clips alone, or their folder")
-    return InputSources(
-        spec.paths, spec.from_file, spec.manifest, spec.include, spec.exclude, images=spec.include_images
-    )
 
 
 def profile_keys(spec: RunSpec) -> dict[str, object]:

@@ -82,6 +82,10 @@ class SegmentFiles(ClipFiles):
     def text_paths(self, job: Job) -> list[Path]:
         return []  # a whole clip has none
 
+    @property
+    def place(self) -> str:
+        return f"a video and a caption for each segment in {self._segment_names.folder}"
+
     def leaves(self, job: Job) -> bool:
         return False  # its segments are not known yet
 

@@ -17,7 +17,6 @@ from vidspec.runs.job import Job
 
 if TYPE_CHECKING:
     from vidspec.config.run_spec import RunSpec
-    from vidspec.runs.inputs import InputSources
 
 __all__ = ["JobArray", "Shard", "array_shard", "array_task", "parse_shard", "save_array", "shard_of"]
 
@@ -140,22 +139,22 @@ def array_shard(task: int, array: JobArray, begun: JobArray | None) -> Shard | N
     return shard if shard.count > 1 else None
 
 
-def shard_of(spec: RunSpec, sources: InputSources) -> Shard | None:
-    """Return the shard of this process; None for all clips.
+def shard_of(spec: RunSpec, *, beside: bool) -> Shard | None:
+    """Return the shard of this process; None for all clips. Its files may stand ``beside`` the clips.
 
     Raises:
         UsageError: ``--shard`` is not I/N, or the output was begun by another number of tasks than this one belongs to.
     """
     if spec.shard is not None or (task := array_task(os.environ)) is None:
         return parse_shard(spec.shard)
-    file = _array_file(spec, sources)
+    file = _array_file(spec, beside=beside)
     begun = None if file is None or spec.overwrite else _load(file)
     if file is not None and begun is None and not spec.overwrite:
         _check_count(spec, Path(file).parent, task[1].tasks)
     return array_shard(*task, begun)
 
 
-def save_array(spec: RunSpec, sources: InputSources, shard: Shard | None) -> None:
+def save_array(spec: RunSpec, shard: Shard | None, *, beside: bool) -> None:
     """Keep the job array next to the output, so that a task that runs again finds its part.
 
     Raises:
@@ -164,7 +163,7 @@ def save_array(spec: RunSpec, sources: InputSources, shard: Shard | None) -> Non
     from vidspec.runs.renderers import make_folder
     from vidspec.runs.stores import is_url, write_url
 
-    file = _array_file(spec, sources)
+    file = _array_file(spec, beside=beside)
     if file is None or shard is None or shard.array is None or _load(file) == shard.array:
         return
     if not is_url(file):
@@ -194,7 +193,7 @@ def _load(file: str) -> JobArray | None:
     return JobArray.from_json(retry(file, read))
 
 
-def _array_file(spec: RunSpec, sources: InputSources) -> str | None:
+def _array_file(spec: RunSpec, *, beside: bool) -> str | None:
     """Return the path or URL of the file that keeps the array that began an output; None if the output has no place."""
     from vidspec.runs.stores import is_url, join_url
 
@@ -202,9 +201,9 @@ def _array_file(spec: RunSpec, sources: InputSources) -> str | None:
         path = Path(spec.output)
         special = spec.output == "-" or is_url(spec.output) or (path.exists() and not path.is_file())
         return None if special else str(path.with_name(f".{path.name}.array"))
-    if spec.output_dir is None and not sources.links:
+    if spec.output_dir is None and not beside:
         return None
-    first = next(iter((*sources.paths, *sources.lists, *sources.manifests)))
+    first = next(iter((*spec.paths, *spec.from_file, *spec.manifest)))
     folder = spec.output_dir or (first if os.path.isdir(first) else os.path.dirname(first) or ".")
     return None if is_url(folder) and spec.output_dir is None else join_url(folder, ".vidspec.array")
 

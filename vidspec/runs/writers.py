@@ -121,6 +121,12 @@ class Stream(Renderer):
         self._header_written = False
         self._waiting: dict[str, list[RecordDict]] = {}  # by clip
 
+    @property
+    def place(self) -> str:
+        return (
+            f"into {self.lines.path}" if isinstance(self.lines, FileLines) else f"{self.form.name} to standard output"
+        )
+
     def add(self, job: Job, record: RecordDict) -> None:
         clip = clip_id(job)
         self._waiting.setdefault(clip, []).append(record)

@@ -135,10 +135,11 @@ def _is_of_folder(path: Path) -> bool:
 
 
 def _clips_in(folder: Path) -> Iterator[Job]:
-    from vidspec.runs.inputs import InputSources, collect_inputs
+    from vidspec.config.run_spec import RunSpec
+    from vidspec.runs.inputs import collect_inputs
     from vidspec.runs.sources.base import is_shard
 
-    found = collect_inputs(InputSources((str(folder),), images=True, links=True))
+    found = collect_inputs(RunSpec(paths=(str(folder),), include_images=True), links=True)
     return (job for job in found.entries if not is_shard(job.path))
 
 

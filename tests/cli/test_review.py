@@ -1,21 +1,21 @@
 """``vidspec review``: captions on disk on a page, saved so that no run replaces them, by nobody but its own page."""
 
+import html
 import json
 import os
 import re
 import shutil
-from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("uvicorn")
 from starlette.testclient import TestClient
 
-from tests.fake_captioner import SHORT, TEXT, FakeCaptioner, record
+from tests.fake_captioner import SHORT, TEXT, FakeCaptioner
 from tests.serve.servers import running
+from vidspec.config.prompts import style
 from vidspec.config.run_spec import RunSpec
 from vidspec.embedded.samples import shipped
 from vidspec.files import FileLock
@@ -37,19 +37,23 @@ class Page:
     """The page of a review and what it can do."""
 
     def __init__(self, *paths, **fields):
-        planned = plan(RunSpec.make({"paths": paths, "format": "txt", **fields}))
-        loads = []
+        typed = RunSpec.make({"paths": paths, "format": "txt", **fields})
+        planned = plan(typed)
+        loads, asked = [], []
 
-        def caption(path, **asked):
-            self.asked.append((path, asked))
-            return record(path, caption=f"Another of {path}.", demo=True)
+        class Fresh(FreshCaptions):
+            def caption(self, run):
+                asked.append(run)
+                return super().caption(run)
 
-        def load():
-            loads.append(1)
-            return SimpleNamespace(caption=caption, close=lambda: loads.append("closed"))
+        def load(profile):
+            loads.append(profile.name)
+            captioner = FakeCaptioner(profile)
+            captioner.close = lambda: loads.append("closed")
+            return captioner
 
-        self.asked, self.loads, self.fresh = [], loads, FreshCaptions(load)
-        app = build_review(CaptionFiles(planned), self.fresh, ServeConfig(), TOKEN, "Captions")
+        self.asked, self.loads, self.fresh = asked, loads, Fresh(load)
+        app = build_review(CaptionFiles(planned, typed), self.fresh, ServeConfig(), TOKEN, "Captions")
         self.client = TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
 
     def rows(self):
@@ -257,30 +261,88 @@ def test_what_is_no_text_is_told_and_never_replaced():
     assert Path("k/a/good.txt").read_bytes() == b"\xff\xfe\xfa"
 
 
+def again(page, number, prompt):
+    return page.client.post(f"/{TOKEN}/clips/{number}/again", json={"prompt": prompt})
+
+
 def test_another_caption_is_made_by_models_that_are_loaded_once_and_writes_nothing(vidspec):
     vidspec("caption", "k", "--format", "txt")
     page, before = Page("k", prompt=("Who?",)), text_of("b")
     page.rows()
     assert page.loads == [] and 'value="Who?"' in page.client.get(f"/{TOKEN}/").text
     for prompt in ("Where?", "  "):
-        answer = page.client.post(f"/{TOKEN}/clips/2/again", json={"prompt": prompt})
-        assert answer.json() == {"text": "[demo] Another of k/b/good.mp4."}, "as a run would write it"
-    assert [(path, asked["prompt"]) for path, asked in page.asked] == [
-        ("k/b/good.mp4", "Where?"),
-        ("k/b/good.mp4", None),
-    ], "the run's own prompt is the profile's"
+        assert again(page, 2, prompt).json() == {"text": LINE}
+    assert [(run.job.path, run.job.prompt, run.prompt) for run in page.asked] == [
+        ("k/b/good.mp4", "Where?", "Where?"),
+        ("k/b/good.mp4", None, "Who?"),
+    ], "the given prompt is the profile's"
     page.fresh.close()
-    assert page.loads == [1, "closed"] and text_of("b") == before
+    assert page.loads == [page.asked[0].profile.name, "closed"] and text_of("b") == before
 
 
-def test_captions_of_the_built_in_models_are_told_in_a_bar(vidspec, monkeypatch):
-    monkeypatch.setattr("tests.fake_captioner.record", partial(record, demo=True))
-    vidspec("caption", "k", "--format", "txt")
+def test_another_caption_is_like_those_of_the_run(vidspec):
+    """Its pair, profile, prompt and template; of a clip without a caption those of the last run of the folder."""
+    run = ("--style", "brief", "--template", "ohwx, {caption}", "--pair", "embedded-qwen", "--profile", "vanilla-sd")
+    os.rename("k/c", "c")
+    assert vidspec("caption", "k", "--format", "txt", *run).code == 0
+    os.rename("c", "k/c")
+    assert vidspec("caption", "k/b", "--format", "txt", "--prompt", "Who?", "--max-new-tokens", "9").code == 0
     page = Page("k")
-    assert 'class="demo-bar"' in page.client.get(f"/{TOKEN}/").text
-    for number, (_, version, _) in enumerate(page.rows().values(), 1):
-        page.save(number, MINE, version)
-    assert 'class="demo-bar"' not in page.client.get(f"/{TOKEN}/").text, "none of them is a model's now"
+    shown = page.client.get(f"/{TOKEN}/").text
+    prompts = [html.unescape(one) for one in re.findall(r'<input value="(.*?)"', shown)]
+    assert prompts == [style("brief"), "Who?", "Who?"]
+    assert "embedded-qwen, profile vanilla-sd, template &#39;ohwx, {caption}&#39;" in shown
+    assert again(page, 1, "").json() == again(page, 1, "What else?").json() == {"text": f"ohwx, {LINE}"}
+    assert again(page, 2, "").json() == again(page, 3, "").json() == {"text": LINE}
+    models = [(one.profile.models.pair, one.profile.generate.max_new_tokens, one.job.prompt) for one in page.asked]
+    assert models[:2] == [("embedded-qwen", models[0][1], None), ("embedded-qwen", models[0][1], "What else?")]
+    assert [one[1:] for one in models[2:]] == [(9, None), (9, None)] and models[2][0] != "embedded-qwen"
+    assert page.loads == ["vanilla-sd", "closed", page.asked[2].profile.name]
+
+
+def test_options_of_review_hold_for_another_caption(vidspec):
+    vidspec("caption", "k", "--format", "txt", "--template", "ohwx, {caption}", "--profile", "vanilla-sd")
+    page = Page("k", overrides={"generate.max_new_tokens": 5, "models.pair": "embedded-qwen"})
+    assert again(page, 1, "").json() == {"text": f"ohwx, {LINE}"}
+    (run,) = page.asked
+    assert (run.profile.models.pair, run.profile.generate.max_new_tokens) == ("embedded-qwen", 5)
+    assert run.profile.name == "vanilla-sd"
+
+
+def test_segments_a_rewrite_and_fields_of_a_run_are_repeated(vidspec):
+    Path("m.jsonl").write_text(json.dumps({"path": "k/a/good.mp4", "tags": "red"}))
+    passes = ("--rewrite", "shorter", "--segment", "1.5s", "--summary", "--template", "{tags}: {caption}")
+    assert vidspec("caption", "--manifest", "m.jsonl", "--format", "txt", *passes).code == 0
+    page, written = Page("k/a"), text_of("a")
+    assert (again(page, 1, "").json() == {"text": written.strip()} and "red: " not in written) or "red" in written
+
+
+def test_captions_of_version_0_4_0_are_captioned_again_by_the_profile(vidspec):
+    vidspec("caption", "k", "--format", "txt", "--template", "ohwx, {caption}")
+    journal = Path("k/.vidspec.jsonl")
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(line for line in lines if not line.startswith('{"run": ')))
+    assert again(Page("k"), 1, "").json() == {"text": LINE}
+
+
+def undo(page, number, version):
+    return page.client.post(f"/{TOKEN}/clips/{number}/undo", json={"version": version})
+
+
+def test_the_last_save_is_undone(vidspec):
+    """The file is as the run wrote it again, or not there; what changed since is kept."""
+    vidspec("caption", "k/a", "--format", "txt")
+    page, before = Page("k"), text_of("a")
+    for number, name, state in ((1, "a", "written"), (2, "b", "missing")):
+        saved = page.save(number, MINE, page.rows()[f"k/{name}/good.mp4"][1]).json()
+        answer = undo(page, number, saved["version"])
+        assert (answer.status_code, answer.json()["state"]) == (200, state)
+        assert undo(page, number, answer.json()["version"]).status_code == 409
+    assert text_of("a") == before and not Path("k/b/good.txt").exists()
+    saved = page.save(1, MINE, page.rows()["k/a/good.mp4"][1]).json()
+    Path("k/a/good.txt").write_text("by another hand")
+    assert undo(page, 1, saved["version"]).status_code == 409 and text_of("a") == "by another hand"
+    assert undo(page, 3, "").status_code == 409
 
 
 def test_videos_are_sent_in_ranges():

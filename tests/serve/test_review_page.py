@@ -1,7 +1,7 @@
 """The page of ``vidspec review`` in a real browser, over clips and caption files on the disk."""
 
 import shutil
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 from PIL import Image
@@ -39,10 +39,14 @@ def files(tmp_path, monkeypatch):
 
 @pytest.fixture
 def url(files):
-    captioner = SimpleNamespace(caption=lambda path, **asked: record(path, caption=f"{asked['prompt']} {path}"))
-    captioner.close = lambda: None
+    class Fresh(FreshCaptions):
+        def caption(self, run):
+            job = replace(run.job)
+            job.result = record(job.path, caption=f"{run.prompt} {job.path}")
+            return [job]
+
     config = ServeConfig()
-    with running(build_review(files, FreshCaptions(lambda: captioner), config, "token", "Captions of k"), config) as at:
+    with running(build_review(files, Fresh(lambda profile: None), config, "token", "Captions of k"), config) as at:
         yield f"{at}/token/"
 
 
@@ -148,3 +152,24 @@ def test_the_page_from_disk_plays_and_cannot_save(tab, files, tmp_path):
     tab.run("search.value = 'red'; search.dispatchEvent(new Event('input'))")
     assert tab.run("document.getElementById('count').textContent") == "1 of 4 clips"
     assert tab.trouble == []
+
+
+def test_a_trigger_word_and_a_replacement_for_all_shown_and_undo(tab, url, tmp_path):
+    for name in "bc":
+        (tmp_path / "k" / f"{name}.txt").write_text(f"A red square, {name}.\n")
+    tab.show(url)
+    texts = "clips.map((clip) => box(clip)?.value)"
+    told = "document.getElementById('all-told').textContent"
+    tab.run("document.getElementById('find').value = 'red'; by.value = 'blue'; affix.value = 'ohwx, '")
+    tab.run("(one => { one.value = 'square'; one.dispatchEvent(new Event('input')); })(search)")
+    for what, count in (("replace", 2), ("before", 2), ("before", 0)):
+        tab.run(f"document.querySelector('[data-all={what}]').click()")
+        tab.until(f"{told} === '{count} changed, not saved yet'")
+    assert tab.run(texts) == ["A red <circle>.", "ohwx, A blue square, b.", "ohwx, A blue square, c.", ""]
+    tab.run("document.querySelector('[data-all=save]').click()")
+    tab.until(f"{told} === '2 of 2 saved'")
+    assert (tmp_path / "k" / "b.txt").read_text() == "ohwx, A blue square, b.\n"
+    tab.run("document.querySelector('#clip-3 [data-do=undo]').click()")
+    tab.until(f"{TOLD.format(3)} === 'the last save is undone'")
+    assert (tmp_path / "k" / "c.txt").read_text() == "A red square, c.\n" == tab.run("box(clips[2]).value") + "\n"
+    assert tab.run("document.querySelectorAll('.unsaved').length") == 0 and tab.trouble == []

@@ -14,6 +14,7 @@ from vidspec.config.run_spec import RunSpec
 
 if TYPE_CHECKING:
     from vidspec.captioner import Captioner
+    from vidspec.config.schema import Profile
     from vidspec.runs.planning import RunPlan
     from vidspec.runs.review import CaptionFiles
 
@@ -42,8 +43,9 @@ def review(
 ) -> int:
     """Show clips beside their caption files on a page of this machine: edit, save, or caption again by another prompt.
 
-    A saved file counts as edited: no later run overwrites it unless --overwrite says so. Name clips and --output-dir
-    as for `vidspec caption --format txt`. Models are loaded when a caption is first asked for. Ctrl-C ends it.
+    Another caption is made as the run of the clip made it, but for options given here. A saved file counts as edited:
+    no later run overwrites it unless --overwrite says so. Name clips and --output-dir as for `vidspec caption --format
+    txt`. Models are loaded when a caption is first asked for. Ctrl-C ends it.
     """
     from vidspec.cli.serve import require_one_prompt
     from vidspec.cli.typed_settings import with_settings
@@ -58,7 +60,7 @@ def review(
         raise UsageError(f"--output and {wrong} exclude each other", hint="a page for reading has no server")
     spec = with_settings(spec, options.settings)
     planned = plan(spec.model_copy(update={"format": spec.format or "txt"}))
-    files = CaptionFiles(planned)
+    files = CaptionFiles(planned, spec)
     title = f"Captions of {', '.join(spec.paths) or 'listed clips'}"
     if output is None:
         with redirect_stdout(sys.stderr):
@@ -95,7 +97,7 @@ def _serve(planned: RunPlan, files: CaptionFiles, title: str, port: int, *, open
     listener, token = listen(HOST, port, f"--port {port}"), secrets.token_urlsafe(24)
     # A paused video is not read for a long time; one that plays must not delay the end.
     config = ServeConfig(timeout=1.0, patience=3600.0)
-    with closing(FreshCaptions(lambda: _load(planned, quiet=quiet))) as recaptioner:
+    with closing(FreshCaptions(lambda profile: _load(planned, profile, quiet=quiet))) as recaptioner:
         server = build_server(build_review(files, recaptioner, config, token, title), config)
         listener.listen(BACKLOG)
         address = f"http://{HOST}:{listener.getsockname()[1]}/{token}/"
@@ -107,16 +109,16 @@ def _serve(planned: RunPlan, files: CaptionFiles, title: str, port: int, *, open
     return 0
 
 
-def _load(planned: RunPlan, *, quiet: bool) -> Captioner:
-    """Load the models, with the notes of ``vidspec caption``."""
+def _load(planned: RunPlan, profile: Profile, *, quiet: bool) -> Captioner:
+    """Load the models of a profile, with the notes of ``vidspec caption``."""
     from vidspec.cli import start
     from vidspec.cli.printed import print_note
 
     if not quiet:
-        for line in start.demo_notes(planned.profile, planned.prompts, "review"):
+        for line in start.demo_notes(profile, planned.prompts, "review"):
             print_note(line)
-        start.announce(planned.profile)
+        start.announce(profile)
     with start.fast_loading():
         from vidspec.captioner import Captioner
 
-        return Captioner.from_profile(planned.profile)
+        return Captioner.from_profile(profile)

@@ -9,21 +9,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
+
+from pydantic import ValidationError
 
 from vidspec.bounds import LONGEST_PROMPT
+from vidspec.config.profiles import override, parse
+from vidspec.config.run_spec import RunSpec
+from vidspec.config.schema import Profile
 from vidspec.display.pages.review import ReviewRow
-from vidspec.errors import OutputError, UsageError, option
+from vidspec.errors import OutputError, UsageError, VidspecError, option
 from vidspec.escaping import one_line
-from vidspec.events.record import Caption, RecordDict, checking_records
+from vidspec.events.record import RecordDict, checking_records
 from vidspec.files import decode_text, encode_line, read_whole, write_whole
-from vidspec.runs.job import Job, asked_of, prompt_of
+from vidspec.runs.job import Job, prompt_of, questions_of
 from vidspec.runs.planning import RunPlan
 from vidspec.runs.renderers import in_order, make_folder
+from vidspec.runs.run_settings import profile_keys
 from vidspec.runs.sources.base import is_shard
 from vidspec.runs.store.file_states import ChangedFiles, FileMarks, KnownFiles
 from vidspec.runs.store.journal import Journal, JournalEntry, lock_file
 from vidspec.runs.store.records import FileContent, clip_id, content_of, record_of
+from vidspec.runs.store.run_lines import CaptionRun
 from vidspec.runs.store.sidecars import JournalFinder, SidecarNames
 from vidspec.runs.stores import is_url
 
@@ -31,6 +38,7 @@ __all__ = [
     "STATES",
     "CaptionFiles",
     "ChangedOnDiskError",
+    "RepeatedRun",
     "ReviewState",
     "ReviewedClip",
     "check_reviewable",
@@ -62,6 +70,7 @@ class ReviewedClip:
         version: hash of its bytes; empty if there is none.
         trouble: reason why it, or the record, cannot be shown.
         record: the record that a run wrote the file from, if it is known.
+        run: how its caption was made, of a clip without one the last run of its folder; None if that is not known.
     """
 
     job: Job
@@ -71,12 +80,30 @@ class ReviewedClip:
     version: str
     trouble: str = ""
     record: RecordDict | None = None
+    run: CaptionRun | None = None
 
     @property
     def listed(self) -> str:
         """Caption in the list that names the clip, as a JSONL of records, if its file is missing; empty if none."""
         caption = self.job.columns.get("caption") if self.state == "missing" else None
         return caption.strip() if isinstance(caption, str) else ""
+
+
+class RepeatedRun(NamedTuple):
+    """One clip of a run, captioned again: the job, spec and profile, and the prompt as a person reads it."""
+
+    job: Job
+    spec: RunSpec
+    profile: Profile
+    prompt: str
+
+    @property
+    def about(self) -> str:
+        """The models and texts of the run, for the page."""
+        models, spec = self.profile.models, self.spec
+        named = models.pair or " + ".join(filter(None, (models.target, models.draft))) or "the built-in models"
+        texts = (f"{name} {text!r}" for name in ("template", "rewrite", "segment") if (text := getattr(spec, name)))
+        return one_line(", ".join([named, f"profile {self.profile.name}", *texts]))
 
 
 class ChangedOnDiskError(OutputError):
@@ -112,31 +139,66 @@ class CaptionFiles:
 
     Args:
         planned: the run that writes these files; none of it is carried out.
+        typed: the options that the user gave, which hold for other captions too; the rest is as in the run that wrote
+            a caption.
 
     Raises:
         UsageError: see :func:`check_reviewable`.
     """
 
-    def __init__(self, planned: RunPlan) -> None:
+    def __init__(self, planned: RunPlan, typed: RunSpec | None = None) -> None:
         self._names = check_reviewable(planned)
         self.jobs: Sequence[Job] = planned.entries
-        self._spec, self._profile = planned.spec, planned.profile
+        self._planned = planned.spec, planned.profile
+        self._keys = {} if typed is None else profile_keys(typed)
+        self._keeps_profiles = typed is None or typed.profile is None
+        self._runs: dict[str, tuple[RunSpec, Profile]] = {}  # by digest of their description
+        self._saved: dict[int, tuple[str, bytes | None]] = {}  # version, and bytes before, by place in jobs
         self._saving = threading.Lock()
         self._marks = ChangedFiles(FileMarks.read)
         self._journals = ChangedFiles(lambda path: Journal(path, read_only=True))
 
-    def prompt(self, job: Job) -> str:
-        """Return the prompt that the run asks about a clip."""
-        return prompt_of(job, self._spec, self._profile)
+    def repeated(self, clip: ReviewedClip, prompt: str | None = None) -> RepeatedRun:
+        """Return the run that captions a clip again: that of its caption, with another prompt if one is given.
 
-    def asked(self, job: Job, prompt: str) -> str | None:
-        """Return a person's prompt for the model, or the run's, in which values of columns stay plain text."""
-        return asked_of(job, self._profile) if prompt == self.prompt(job) else prompt
+        A clip without a caption is captioned as the last run of its folder did.
+        """
+        about = {} if clip.record is None else clip.record.get("job") or {}
+        spec, profile = self._planned if clip.run is None else self._run(clip.run)
+        job = replace(clip.job, columns=about.get("columns") or clip.job.columns, existing=about.get("existing"))
+        own = "generate.prompt" in self._keys or questions_of(job, spec) is not None
+        shown = prompt_of(job, spec, profile) if own else about.get("prompt") or prompt_of(job, spec, profile)
+        asked = shown if prompt is None else prompt
+        if asked != prompt_of(job, spec, profile):
+            job = replace(job, prompt=asked)
+        return RepeatedRun(job, spec, profile, asked)
 
-    def render(self, job: Job, caption: Caption) -> str:
-        """Return what a run would write into a clip's file for a caption, without blanks around it."""
-        record = record_of(replace(job, result=caption), self._spec, self._profile, FileContent(None, None))
-        return (self._names.form.document([record]) or "").strip()
+    def _run(self, run: CaptionRun) -> tuple[RunSpec, Profile]:
+        """Return a recorded run with the options that the user gave; the planned one if it cannot be read any more."""
+        if run.digest not in self._runs:
+            try:
+                spec = RunSpec.model_validate({**run.spec, "baseline": False, "verify": False, "batch": "1"})
+                profile = override(parse(run.profile), self._keys) if self._keeps_profiles else self._planned[1]
+                if "models.target" in self._keys or "models.pair" in self._keys:
+                    spec = spec.model_copy(update={"overrides": {**spec.overrides, **self._keys}})
+            except (UsageError, ValidationError):
+                spec, profile = self._planned
+            self._runs[run.digest] = spec, profile
+        return self._runs[run.digest]
+
+    def render(self, repeated: RepeatedRun, captioned: Sequence[Job]) -> str:
+        """Return what the run would write into a clip's file for the captions of its parts, without blanks around it.
+
+        Raises:
+            VidspecError: a part has no caption.
+        """
+        for one in captioned:
+            if one.error is not None:
+                raise VidspecError.of(one.error)
+        nothing = FileContent(None, None)
+        records = [record_of(one, repeated.spec, repeated.profile, nothing) for one in captioned]
+        records.sort(key=lambda one: one["job"].get("segment") or 0)
+        return (self._names.form.document(records) or "").strip()
 
     def read(self) -> Iterator[ReviewedClip]:
         """Yield all clips with their files as they are now."""
@@ -171,13 +233,20 @@ class CaptionFiles:
                 record = _record_of_file(entries)
         except UsageError as error:
             trouble = trouble or error.message
-        return ReviewedClip(job, file, state, text, version, trouble, record)
+        settings = None if mark is None else mark.settings
+        run = journal.runs.of(settings) if settings is not None else journal.runs.latest
+        return ReviewedClip(job, file, state, text, version, trouble, record, run)
 
-    def save(self, job: Job, text: str, version: str) -> ReviewedClip:
+    def clip(self, number: int) -> ReviewedClip:
+        """Return a clip with its file as it is now; ``number`` counts from 0."""
+        job = self.jobs[number]
+        return self._read(job, KnownFiles(self._marks), self._journals(self._finder()(job)))
+
+    def save(self, number: int, text: str, version: str) -> ReviewedClip:
         """Write a text of a person into a clip's file and return that; no later run overwrites it unasked.
 
         Args:
-            job: one of the clips.
+            number: place of the clip, from 0.
             text: the caption; blanks around it are dropped.
             version: that of the file as the person saw it.
 
@@ -186,24 +255,49 @@ class CaptionFiles:
             UsageError: a run is writing files beside it, it is no text, or the new text is too long to be shown again.
             OutputError: it cannot be written.
         """
-        file, text = self._names.path(job), text.strip()
+        job, text = self.jobs[number], text.strip()
+        file = self._names.path(job)
         if len(encode_line(text)) >= LONGEST_PROMPT:
             raise UsageError(f"{file}: a caption may have at most {LONGEST_PROMPT >> 20} MiB")
-        with self._saving, self._no_run(job):
-            known, journal = KnownFiles(self._marks), self._journals(self._finder()(job))
-            now = self._read(job, known, journal)
-            if now.text is None:
-                raise UsageError(f"{now.trouble}, and was not replaced")
-            if file.is_symlink():
-                raise UsageError(f"{file}: is a link, and was not replaced", hint="edit what it points to")
-            if now.version != version:
-                raise ChangedOnDiskError(now)
+        with self._changing(number, version) as known:
+            before = _content(file) if file.exists() else None
             make_folder(file.parent)
             for ending in _ENDINGS:
                 write_whole(file, text + ending)
                 if known.state(file) in ("edited", "foreign"):
                     break
-            return self._read(job, known, journal)
+            now = self.clip(number)
+            self._saved[number] = now.version, before
+            return now
+
+    def undo(self, number: int, version: str) -> ReviewedClip:
+        """Put back the bytes that the last save of this process replaced; raises as :meth:`save` does."""
+        file = self._names.path(self.jobs[number])
+        with self._changing(number, version):
+            saved, before = self._saved.get(number, ("", None))
+            if saved != version or not version:
+                raise UsageError(f"{file}: there is no save to undo")
+            if before is None:
+                file.unlink()
+            else:
+                write_whole(file, before)
+            del self._saved[number]
+            return self.clip(number)
+
+    @contextmanager
+    def _changing(self, number: int, version: str) -> Iterator[KnownFiles]:
+        """Lock a clip's file for a change of what a person saw as ``version``."""
+        job = self.jobs[number]
+        with self._saving, self._no_run(job):
+            known = KnownFiles(self._marks)
+            now = self._read(job, known, self._journals(self._finder()(job)))
+            if now.text is None:
+                raise UsageError(f"{now.trouble}, and was not replaced")
+            if now.file.is_symlink():
+                raise UsageError(f"{now.file}: is a link, and was not replaced", hint="edit what it points to")
+            if now.version != version:
+                raise ChangedOnDiskError(now)
+            yield known
 
     @contextmanager
     def _no_run(self, job: Job) -> Iterator[None]:
@@ -218,22 +312,26 @@ class CaptionFiles:
 
 def review_rows(files: CaptionFiles, source: Callable[[int, Job], str]) -> list[ReviewRow]:
     """Return the clips as the page shows them; ``source`` gives the address of a video."""
-    return [
-        ReviewRow(
-            number,
-            one_line(clip.job.path),
-            one_line(str(clip.file)),
-            clip.state,
-            clip.text,
-            clip.version,
-            source(number, clip.job),
-            files.prompt(clip.job),
-            one_line(clip.trouble),
-            clip.record,
-            clip.listed,
+    rows = []
+    for number, clip in enumerate(files.read(), 1):
+        again = files.repeated(clip)
+        rows.append(
+            ReviewRow(
+                number,
+                one_line(clip.job.path),
+                one_line(str(clip.file)),
+                clip.state,
+                clip.text,
+                clip.version,
+                source(number, clip.job),
+                again.prompt,
+                one_line(clip.trouble),
+                clip.record,
+                clip.listed,
+                again.about,
+            )
         )
-        for number, clip in enumerate(files.read(), 1)
-    ]
+    return rows
 
 
 def _record_of_file(entries: Sequence[JournalEntry]) -> RecordDict | None:

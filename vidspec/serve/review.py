@@ -20,7 +20,8 @@ from starlette.routing import Mount, Route
 from vidspec.display.pages.review import render_review
 from vidspec.errors import UsageError, VidspecError
 from vidspec.escaping import HALF_CHARACTER
-from vidspec.runs.review import STATES, CaptionFiles, ChangedOnDiskError, ReviewedClip, review_rows
+from vidspec.runs.local import caption_locally
+from vidspec.runs.review import STATES, CaptionFiles, ChangedOnDiskError, RepeatedRun, ReviewedClip, review_rows
 from vidspec.serve.config import ApiError, ServeConfig
 from vidspec.serve.guard import guarded
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from vidspec.captioner import Captioner
-    from vidspec.events.record import Caption
+    from vidspec.config.schema import Profile
     from vidspec.runs.job import Job
 
 __all__ = ["FreshCaptions", "build_review"]
@@ -46,26 +47,30 @@ MAX_BODY = 4 << 20
 
 
 class FreshCaptions:
-    """Captions clips one at a time with a captioner that the first of them loads.
+    """Captions clips one at a time with a captioner that the first of them loads, and another one for another profile.
 
     Args:
-        load: loads it.
+        load: loads the captioner of a profile.
     """
 
-    def __init__(self, load: Callable[[], Captioner]) -> None:
+    def __init__(self, load: Callable[[Profile], Captioner]) -> None:
         self._load, self._lock = load, threading.Lock()
         self._captioner: Captioner | None = None
+        self._profile: Profile | None = None
 
-    def caption(self, job: Job, prompt: str | None) -> Caption:
-        """Return another caption of a clip, by a prompt; None for the profile's.
+    def caption(self, run: RepeatedRun) -> list[Job]:
+        """Return the parts of a clip, each with its result.
 
         Raises:
-            VidspecError: the models cannot be loaded, or the clip cannot be captioned.
+            VidspecError: the models cannot be loaded.
         """
         with self._lock:
-            if self._captioner is None:
-                self._captioner = self._load()
-            return self._captioner.caption(job.path, prompt=prompt, start=job.start, end=job.end)
+            if self._captioner is None or self._profile != run.profile:
+                if self._captioner is not None:
+                    self._captioner.close()
+                    self._captioner = None
+                self._captioner, self._profile = self._load(run.profile), run.profile
+            return [*caption_locally(self._captioner, [run.job], run.spec, vision_worker=False)]
 
     def close(self) -> None:
         """Close the captioner, if one was loaded."""
@@ -88,7 +93,7 @@ class _Review:
 
     async def video(self, request: Request) -> Response:
         """Return a clip, or a range of its bytes."""
-        path = self._job(request).path
+        path = self._files.jobs[self._number(request)].path
         if not os.path.isfile(path):
             raise ApiError("the clip is gone", status=404, code="gone")
         kind, _ = mimetypes.guess_type(path)
@@ -97,23 +102,31 @@ class _Review:
 
     async def save(self, request: Request) -> Response:
         """Write a caption, unless its file has changed since it was shown."""
-        job, (text, version) = self._job(request), await _fields(request, "text", "version")
-        clip = await asyncio.to_thread(self._files.save, job, text, version)
-        return JSONResponse(_now(clip))
+        number, (text, version) = self._number(request), await _fields(request, "text", "version")
+        return JSONResponse(_now(await asyncio.to_thread(self._files.save, number, text, version)))
+
+    async def undo(self, request: Request) -> Response:
+        """Put back what the last save of a clip replaced, unless its file has changed since."""
+        number, (version,) = self._number(request), await _fields(request, "version")
+        return JSONResponse(_now(await asyncio.to_thread(self._files.undo, number, version)))
 
     async def again(self, request: Request) -> Response:
-        """Caption a clip by another prompt; writes nothing."""
-        job, (prompt,) = self._job(request), await _fields(request, "prompt")
-        asked = self._files.asked(job, prompt.strip() or self._files.prompt(job))
-        caption = await asyncio.to_thread(self._recaptioner.caption, job, asked)
-        return JSONResponse({"text": self._files.render(job, caption)})
+        """Caption a clip as its run did, by another prompt; writes nothing."""
+        number, (prompt,) = self._number(request), await _fields(request, "prompt")
 
-    def _job(self, request: Request) -> Job:
+        def caption() -> str:
+            run = self._files.repeated(self._files.clip(number), prompt.strip() or None)
+            return self._files.render(run, self._recaptioner.caption(run))
+
+        return JSONResponse({"text": await asyncio.to_thread(caption)})
+
+    def _number(self, request: Request) -> int:
+        """Return the place of the clip that a request names, from 0."""
         name: str = request.path_params["number"]  # not as a number, which Python refuses to read if it is very long
         number = int(name) if name.isascii() and name.isdecimal() and len(name) < 10 else 0
         if not 1 <= number <= len(self._files.jobs):
             raise ApiError("there is no such clip", status=404, code="clip")
-        return self._files.jobs[number - 1]
+        return number - 1
 
     async def answer_error(self, _request: Request, error: Exception) -> Response:
         """Return an error as JSON; one of a file that has changed, with what it is now."""
@@ -176,6 +189,7 @@ def build_review(
         Route("/", review.page),
         Route("/clips/{number}", review.video),
         Route("/clips/{number}/save", review.save, methods=["POST"]),
+        Route("/clips/{number}/undo", review.undo, methods=["POST"]),
         Route("/clips/{number}/again", review.again, methods=["POST"]),
     ]
     handlers = {kind: review.answer_error for kind in (HTTPException, VidspecError, Exception)}

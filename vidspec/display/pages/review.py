@@ -36,6 +36,7 @@ class ReviewRow:
         trouble: reason why the caption or the record cannot be shown.
         record: measurements of the caption, if they are known.
         listed: a caption that is shown in the place of a missing file.
+        again: models and texts with which the clip is captioned again.
     """
 
     number: int
@@ -49,6 +50,7 @@ class ReviewRow:
     trouble: str = ""
     record: RecordMapping | None = None
     listed: str = ""
+    again: str = ""
 
     @property
     def is_picture(self) -> bool:

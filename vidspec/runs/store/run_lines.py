@@ -129,6 +129,11 @@ class RunLines:
             self._read[line.origin] = self._description(self._lines[line.origin])
         return self._read[line.origin]
 
+    @property
+    def latest(self) -> CaptionRun | None:
+        """The run that was described last; None if none is."""
+        return self.of(next(reversed(self._origins.values()))) if self._origins else None
+
     def _description(self, line: RunLine) -> CaptionRun | None:
         with suppress(OSError, ValueError, RecursionError), self.file.open("rb") as file:
             file.seek(line.offset)

@@ -27,7 +27,15 @@ const work = { save: async (clip, post) => {
   const now = await post("save", { text, version: clip.dataset.version });
   saved.set(clip, text);
   show(clip, now);
+  clip.querySelector("[data-do=undo]").hidden = false;
   return "saved";
+}, undo: async (clip, post) => {
+  const now = await post("undo", { version: clip.dataset.version });
+  box(clip).value = now.text ?? "";
+  saved.set(clip, box(clip).value);
+  show(clip, now);
+  clip.querySelector("[data-do=undo]").hidden = true;
+  return "the last save is undone";
 }, again: async (clip, post) => {
   const before = box(clip).value, typed = before !== saved.get(clip) && before !== offered.get(clip);
   const { text } = await post("again", { prompt: clip.querySelector(".tools input").value });
@@ -45,7 +53,7 @@ const run = async (clip, name) => {
   for (const button of buttons) button.disabled = true;
   told.classList.remove("failed");
   other.textContent = "";
-  told.textContent = { save: "saving", again: "captioning" }[name] + " …";
+  told.textContent = { save: "saving", undo: "undoing", again: "captioning" }[name] + " …";
   const post = async (route, body) => {
     const got = await fetch(`clips/${clip.dataset.number}/${route}`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
     const answer = await got.json();
@@ -63,9 +71,34 @@ const run = async (clip, name) => {
   mark(clip);
   return done;
 };
+// What is done to all shown captions: changes of their boxes, and one save after the other.
+const field = (id) => document.getElementById(id).value;
+const change = {
+  replace: (text) => (field("find") ? text.replaceAll(field("find"), field("by")) : text),
+  before: (text) => (text.startsWith(field("affix")) ? text : field("affix") + text),
+  after: (text) => (text.endsWith(field("affix")) ? text : text + field("affix")),
+};
+const forAll = async (name) => {
+  const told = document.getElementById("all-told"), shown = clips.filter((clip) => !clip.hidden && box(clip)?.value);
+  let done = 0;
+  if (name === "save") {
+    const unsaved = shown.filter((clip) => clip.classList.contains("unsaved"));
+    for (const clip of unsaved) if (await run(clip, "save")) told.textContent = `${(done += 1)} of ${unsaved.length} saved`;
+    if (!unsaved.length) told.textContent = "nothing to save";
+    return;
+  }
+  for (const clip of shown) {
+    const text = change[name](box(clip).value);
+    done += text !== box(clip).value;
+    box(clip).value = text;
+    mark(clip);
+  }
+  told.textContent = `${done} changed, not saved yet`;
+};
 document.addEventListener("input", (event) => { const clip = event.target.closest(".review"); if (clip) mark(clip); });
 document.addEventListener("click", (event) => {
-  const button = event.target.closest("[data-do]");
+  const every = event.target.closest("[data-all]"), button = event.target.closest("[data-do]");
+  if (every) forAll(every.dataset.all);
   if (button) run(button.closest(".review"), button.dataset.do);
 });
 document.addEventListener("keydown", async (event) => {

@@ -30,8 +30,8 @@ from vidspec.bench.tables import table
 from vidspec.bench.turns import measure_in_turns, time_call
 from vidspec.cli.options import ModelOptions
 from vidspec.cli.printed import print_facts, print_json, print_note
+from vidspec.draft_length.costs import pass_times
 from vidspec.draft_length.gamma import settled_window
-from vidspec.draft_length.passes import pass_times
 from vidspec.engine.device import free_memory, synchroniser
 from vidspec.engine.forward import Engine
 from vidspec.engine.slab import KVSpan

@@ -154,7 +154,7 @@ def command(
     assert tp is not None and tq is not None and beta is not None
     from research.replay.predict import Prefill, Times
     from research.replay.whatif import what_if
-    from vidspec.draft_length.passes import pass_times
+    from vidspec.draft_length.costs import pass_times
 
     _positive("--tq", tq)
     for name, value in (

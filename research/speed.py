@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from vidspec.draft_length.speed import chain_tokens
+from vidspec.draft_length.window import chain_tokens
 
 __all__ = [
     "best_window",

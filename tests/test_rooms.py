@@ -102,7 +102,7 @@ LINES = {
     "config": 1957,  # parses times and segments, which runs did, and spells options
     "decoding": 3817,
     "display": 2040,
-    "draft_length": 798,
+    "draft_length": 783,
     "drafting": 1674,
     "embedded": 75,
     "engine": 5379,

@@ -16,7 +16,7 @@ from research.prediction.sheets import SHEETS
 from research.random_heads import DRAFTED
 from research.sizes import SIZES
 from vidspec.bench.tables import bullets, table
-from vidspec.draft_length.speed import chain_tokens
+from vidspec.draft_length.window import chain_tokens
 from vidspec.models.memory_estimate import PROMPT
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ from research.replay.predict import Times, geometric_lengths, parallel_run, sequ
 from research.replay.virtual import Pattern, Run, Text
 from vidspec.draft_length.costs import PassCosts
 from vidspec.draft_length.gamma import AutoGamma, FixedGamma, Rounding, settled_window
-from vidspec.draft_length.speed import chain_tokens
+from vidspec.draft_length.window import chain_tokens
 
 __all__ = ["HIGHEST_GAMMA", "Estimate", "best_chain", "chain_speedup", "what_if"]
 

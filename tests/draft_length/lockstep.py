@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from vidspec.draft_length.pace import WindowController
-from vidspec.draft_length.speed import chain_tokens
-from vidspec.draft_length.window import AcceptanceEstimate, DraftWindow
+from vidspec.draft_length.window import AcceptanceEstimate, DraftWindow, chain_tokens
 
 
 @dataclass

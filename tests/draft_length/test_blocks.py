@@ -5,9 +5,8 @@ from itertools import pairwise
 import pytest
 
 from vidspec.draft_length.blocks import FIRST, KNOWN, BlockController
-from vidspec.draft_length.costs import PassCosts
-from vidspec.draft_length.prices import TokenPrices
-from vidspec.draft_length.trials import REST
+from vidspec.draft_length.costs import PassCosts, TokenPrices
+from vidspec.draft_length.window import REST
 
 
 class Prices(TokenPrices):

@@ -9,10 +9,9 @@ import pytest
 from research.speed import best_window
 from tests.draft_length.lockstep import Machine, bandwidth, compute, informed, processor
 from tests.tiers import full_but
+from vidspec.draft_length.costs import TimeCurve
 from vidspec.draft_length.pace import TRIAL, TRIAL_SHARE, WindowController, allot_windows
-from vidspec.draft_length.passes import TimeCurve
-from vidspec.draft_length.speed import chain_tokens
-from vidspec.draft_length.trials import DOUBLINGS, REST
+from vidspec.draft_length.window import DOUBLINGS, REST, chain_tokens
 
 
 def passes(rows):

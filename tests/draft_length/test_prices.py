@@ -2,8 +2,7 @@
 
 import pytest
 
-from vidspec.draft_length.costs import PassCosts
-from vidspec.draft_length.prices import TokenPrices
+from vidspec.draft_length.costs import PassCosts, TokenPrices
 
 
 def run_rounds(prices, rounds, clips, drafted, *, reading=0):

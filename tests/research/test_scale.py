@@ -11,8 +11,8 @@ from research.random_init import random_model
 from research.scale import markdown, measure_scale, scale
 from vidspec.bench import bandwidth
 from vidspec.bench.loaded import ModelSource
-from vidspec.draft_length.passes import pass_times
-from vidspec.draft_length.speed import chain_tokens
+from vidspec.draft_length.costs import pass_times
+from vidspec.draft_length.window import chain_tokens
 from vidspec.errors import ModelError
 from vidspec.models import loading
 from vidspec.models.placement import resolve_placement

@@ -10,8 +10,8 @@ from statistics import median
 import torch
 
 from vidspec.bench.turns import measure_in_turns, time_call
+from vidspec.draft_length.costs import pass_times
 from vidspec.draft_length.gamma import Rounding, settled_window
-from vidspec.draft_length.passes import pass_times
 from vidspec.engine.device import synchroniser
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows

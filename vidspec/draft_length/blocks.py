@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vidspec.draft_length.prices import TokenPrices
+from vidspec.draft_length.costs import TokenPrices
 from vidspec.draft_length.trees import DraftCalibration
-from vidspec.draft_length.trials import TrialInterval
+from vidspec.draft_length.window import TrialInterval
 
 __all__ = ["BlockController"]
 

@@ -15,13 +15,9 @@ from itertools import accumulate
 from operator import neg
 
 from vidspec.draft_length.blocks import BlockController
-from vidspec.draft_length.costs import PassCosts
-from vidspec.draft_length.passes import TimeCurve
-from vidspec.draft_length.prices import TokenPrices
-from vidspec.draft_length.speed import chain_tokens
+from vidspec.draft_length.costs import PassCosts, TimeCurve, TokenPrices
 from vidspec.draft_length.trees import TreeController
-from vidspec.draft_length.trials import REST, TrialInterval
-from vidspec.draft_length.window import AcceptanceEstimate, DraftWindow, WindowState
+from vidspec.draft_length.window import REST, AcceptanceEstimate, DraftWindow, TrialInterval, WindowState, chain_tokens
 
 __all__ = ["HIGHEST", "TRIAL", "WindowController", "allot_windows"]
 

@@ -18,9 +18,8 @@ from bisect import bisect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from vidspec.draft_length.prices import TokenPrices
-from vidspec.draft_length.speed import chain_tokens
-from vidspec.draft_length.trials import REST, TrialInterval
+from vidspec.draft_length.costs import TokenPrices
+from vidspec.draft_length.window import REST, TrialInterval, chain_tokens
 
 if TYPE_CHECKING:
     from vidspec.draft_length.window import DraftWindow

@@ -1,14 +1,57 @@
-"""The draft window of one clip: its acceptance rate, and the window that the controller has chosen."""
+"""The draft window of one clip: its acceptance rate, the window that the controller has chosen, trials of others."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vidspec.draft_length.pace import WindowController
 
-__all__ = ["AcceptanceEstimate", "DraftWindow", "WindowState"]
+__all__ = ["AcceptanceEstimate", "DraftWindow", "WindowState", "chain_tokens"]
+
+#: Rounds of the first interval; how often they may double, once per failed trial.
+REST, DOUBLINGS = 16, 5
+
+
+def chain_tokens(beta: float, gamma: int) -> float:
+    """Return the expected tokens of a verified chain with its correction or bonus: (1 - beta^(gamma+1)) / (1 - beta).
+
+    Leviathan et al. 2023, Eq. 1. ``beta``, in [0, 1], is the probability that a drafted token is accepted,
+    independently of all others; gamma >= 0 is the window.
+    """
+    if not 0 <= beta <= 1:
+        raise ValueError(f"a probability cannot be {beta}")
+    return gamma + 1.0 if beta == 1 else (1 - beta ** (gamma + 1)) / (1 - beta)
+
+
+class TrialInterval:
+    """Rounds between trials.
+
+    Args:
+        due: round in which the first interval ends; None if it has not begun.
+
+    Attributes:
+        due: round of the next trial; None while there is no reason for one.
+        failed: number of intervals begun since the last gain.
+    """
+
+    def __init__(self, due: int | None = None) -> None:
+        self.due, self.failed = due, int(due is not None)
+
+    def is_due(self, now: int) -> bool:
+        """Return True if the next trial is due in round ``now``."""
+        return self.due is not None and now >= self.due
+
+    def postpone(self, now: int, rounds: float = 0.0) -> None:
+        """Wait after round ``now`` twice as long as the last time, and at least ``rounds``."""
+        self.due = now + max(REST << min(self.failed, DOUBLINGS), math.ceil(rounds))
+        self.failed += 1
+
+    def end(self) -> None:
+        """Forget failures: the drafts gain."""
+        self.due, self.failed = None, 0
 
 
 class AcceptanceEstimate:

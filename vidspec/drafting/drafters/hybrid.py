@@ -15,8 +15,8 @@ from vidspec.registry import OptionConflict, options_of
 
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
+    from vidspec.draft_length.costs import TokenPrices
     from vidspec.draft_length.pace import WindowController
-    from vidspec.draft_length.prices import TokenPrices
     from vidspec.draft_length.window import DraftWindow
     from vidspec.drafting.context import DraftContext
     from vidspec.engine.requests import Steps
@@ -57,7 +57,7 @@ class HybridDrafter(Drafter):
         self.lookup.begin(token)
 
     def propose(self, gamma: int) -> Steps[Draft]:
-        from vidspec.draft_length.speed import chain_tokens
+        from vidspec.draft_length.window import chain_tokens
 
         found = self.lookup.proposal(gamma)
         window = min(self.window.gamma if self.gamma is None else self.gamma, gamma)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidspec.draft_length.passes import ROW, PassTimes, TimeCurve
+from vidspec.draft_length.costs import ROW, PassTimes, TimeCurve
 
 
 def plane(clips, rows):

@@ -145,17 +145,17 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
     begin, end = spec.clip_range
     defaults = read_config()
     inputs.check_inputs(spec)
-    forms = output_formats(spec, defaults)
-    beside = any(writes_clip_file(spec, form) for form in forms)
-    for note in filter(
-        None, (misnamed_output(spec, forms), timed_text_note(spec, forms), joined_list_note(spec, forms))
-    ):
-        reporter.note(note)
     named = spec.profile or os.environ.get("VIDSPEC_PROFILE") or None
     written, spec = spec, read_texts(spec)
     keys = profile_keys(spec)
     resolved = resolve_profile(named, keys, defaults)
     profile = resolved.profile
+    forms = output_formats(spec, defaults)  # a profile's plugins may read further kinds of shards
+    beside = any(writes_clip_file(spec, form) for form in forms)
+    for note in filter(
+        None, (misnamed_output(spec, forms), timed_text_note(spec, forms), joined_list_note(spec, forms))
+    ):
+        reporter.note(note)
     if resolved.sources.get("models.draft") == PAIRED:
         reporter.note(f"the draft is {profile.models.draft}, listed by `vidspec models` (--draft names another)")
     for note in filter(None, (greedy_note(keys, profile), resolved.note)):

@@ -4,7 +4,6 @@ import builtins
 import json
 import os
 import pickle
-import time
 
 import pytest
 import torch
@@ -13,10 +12,8 @@ import transformers
 from research.random_init import random_model
 from tests.checkpoints import copy_checkpoint
 from tests.checkpoints.llava_onevision import pixels
-from vidspec import limited
 from vidspec.errors import ModelError
-from vidspec.models import chat_template, image_captioner, tokenizer_trial, weight_files
-from vidspec.models.chat_template import TemplateRenderer
+from vidspec.models import image_captioner, prompt_template, weight_files
 from vidspec.models.loading import load_model
 from vidspec.models.placement import Placement
 
@@ -144,10 +141,6 @@ def test_files_of_nonsense_are_one_line(copy, file, text):
     refused(load_model, copy, says=str(copy))
 
 
-FOREVER = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-DOUBLED = "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}"
-
-
 @pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(
     ("template", "says"),
@@ -157,89 +150,25 @@ DOUBLED = "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(60) %}{% set n
         ("{{ raise_exception('one\ntwo') }}", "cannot be rendered: one"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "cannot be rendered: maximum recursion"),
         ("{{" + "(" * 50_000 + ")" * 50_000 + "}}", "cannot be rendered: maximum recursion"),
-        ("{{ 'a' * 10 ** 10 }}", "needs too much memory"),
-        (DOUBLED, "needs too much memory"),
         ("{{ 'a' * 3000000 }}", "gives a prompt of 3000000 characters"),
-        (FOREVER, "takes too long"),
         ("nothing to see", "has no place for a video"),
     ],
 )
-def test_bad_templates(copy, template, says, monkeypatch):
-    monkeypatch.setattr(chat_template, "LIMITS", chat_template.LIMITS._replace(cpu_s=1, wall_s=60.0))
+def test_bad_templates(copy, template, says):
     (copy / "chat_template.jinja").write_text(template)
     model = load_model(str(copy), CPU)
-    begun = time.monotonic()
     with pytest.raises(ModelError) as caught:
         model.prefix(model.encode(pixels(2)), "Describe the video.")
     assert f"{model.name}: its chat template {says}" in caught.value.message and "\n" not in str(caught.value)
-    assert time.monotonic() - begun < chat_template.LIMITS.wall_s
 
 
-GROWS = [{"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 40}]
-BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-NESTED = {"type": "Split", "pattern": {"Regex": "(([a-z ])+)+\\d$"}, "behavior": "Isolated", "invert": False}
-
-
-@pytest.mark.sample(quick=1)
-@pytest.mark.parametrize(
-    "changed, says",
-    [
-        ({"normalizer": {"type": "Sequence", "normalizers": GROWS * 8}}, ""),
-        ({"normalizer": {"type": "Prepend", "prepend": "a" * 1_000_000}}, "makes 1000"),
-        ({"decoder": {"type": "Sequence", "decoders": [{**BYTES, "use_regex": True}, *GROWS * 3]}}, "makes "),
-        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [NESTED, BYTES]}}, "fails: "),
-    ],
-    ids=["normalizer", "long prefix", "decoder", "expression"],
-)
-def test_tokenizers_that_do_not_end(copy, changed, says, monkeypatch):
-    for module in (chat_template, tokenizer_trial):
-        monkeypatch.setattr(module, "LIMITS", chat_template.LIMITS._replace(cpu_s=1, wall_s=60.0))
-    file = copy / "tokenizer.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
-    begun = time.monotonic()
-    refused(load_model, copy, says=f"its tokenizer {says}")
-    assert time.monotonic() - begun < 2 * chat_template.LIMITS.wall_s
-
-
-class DyingTokenizer:
-    """Ends so many processes that encode with it, each named in a folder."""
-
-    def __init__(self, folder, deaths):
-        self.folder, self.deaths = folder, deaths
-
-    def encode(self, _):
-        if len(os.listdir(self.folder)) < self.deaths:
-            os.mkdir(self.folder / str(os.getpid()))
-            os._exit(3)
-        return [0]
-
-    def get_vocab(self):
-        return {"a": 0}
-
-    def decode(self, _):
-        return "a"
-
-
-@pytest.mark.parametrize("deaths", [2, 3])
-def test_a_trial_whose_fork_dies_is_repeated(tmp_path, deaths):
-    """A lock that a thread held when it was forked is no fault of the tokenizer."""
-    tokenizer = DyingTokenizer(tmp_path, deaths)
-    if deaths < limited.ATTEMPTS:
-        tokenizer_trial.try_tokenizer("m", tokenizer)
-    else:
-        with pytest.raises(ModelError, match=r"m: its tokenizer needs too much memory .* or crashes \(exit code 3\)"):
-            tokenizer_trial.try_tokenizer("m", tokenizer)
-
-
-@pytest.mark.full
-def test_a_prompt_that_a_tokenizer_multiplies(copy, monkeypatch):
-    """The prompt's words, not those of the trial."""
+def test_a_prompt_that_a_tokenizer_multiplies(copy):
     file = copy / "tokenizer.json"
     growth = {"type": "Replace", "pattern": {"String": "zebra"}, "content": "zebra" * 40}
-    normalizer = {"type": "Sequence", "normalizers": [growth] * 8}
+    normalizer = {"type": "Sequence", "normalizers": [growth] * 4}
     file.write_text(json.dumps(json.loads(file.read_text()) | {"normalizer": normalizer}))
     model = load_model(str(copy), CPU)
-    with pytest.raises(ModelError, match=r"its chat template (takes too long|needs too much|cannot be)"):
+    with pytest.raises(ModelError, match=r"gives a prompt of which the tokenizer makes \d{7,} tokens"):
         model.prefix(model.encode(pixels(2)), "Is there a zebra?")
 
 
@@ -308,20 +237,14 @@ def test_a_generation_config_that_is_nested_deep(copy):
 
 
 @pytest.mark.full
-def test_templates_that_wait(monkeypatch):
-    """A process that computes nothing is ended too."""
-    monkeypatch.setattr(chat_template, "LIMITS", chat_template.LIMITS._replace(wall_s=0.3))
-    with pytest.raises(ModelError, match="takes too long"):
-        TemplateRenderer(lambda messages: time.sleep(30) or "")("model", [])
-
-
-@pytest.mark.full
 def test_what_is_rendered_is_what_the_template_says_and_once_for_each_prompt(checkpoints, monkeypatch):
     model = load_model(str(checkpoints["tied"]), CPU)
     asked = []
-    render = model.template.renderer
+    render = prompt_template.render_template
     monkeypatch.setattr(
-        model.template, "renderer", lambda name, *args, **more: asked.append(name) or render(name, *args, **more)
+        prompt_template,
+        "render_template",
+        lambda name, *args, **more: asked.append(name) or render(name, *args, **more),
     )
 
     def message(text):

@@ -18,7 +18,7 @@ from vidspec.engine.device import CoreSharing
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import Chain, PrefillPrompt, Steps, run_to_completion
 from vidspec.errors import ModelError, VidspecError
-from vidspec.models.chat_template import TemplateRenderer
+from vidspec.models.chat_template import render_template
 from vidspec.models.checkpoint_config import any_config, load_error, weight_source
 from vidspec.models.detokenizer import CLOSING_TAG, split_reasoning, token_decoder
 from vidspec.models.hub import retries_offline, show_downloads
@@ -158,8 +158,8 @@ class HubCaptioner(ImageCaptioner):
             content = [{"type": "image"}, {"type": "text", "text": IMAGE_PROMPT}]
             messages = [{"role": "user", "content": content}]
             if self._prompt is None:
-                renderer = TemplateRenderer(self.processor.apply_chat_template)
-                self._prompt = renderer(self.name, messages, add_generation_prompt=True)
+                apply = self.processor.apply_chat_template
+                self._prompt = render_template(self.name, apply, messages, add_generation_prompt=True)
             texts = {"text": self._prompt}
         inputs: BatchFeature = self.processor(images=frame, return_tensors="pt", **texts)
         return inputs

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -16,7 +15,6 @@ from typing import Any
 import torch
 
 from vidspec import memory
-from vidspec.embedded import ships
 from vidspec.engine.device import memory_for
 from vidspec.engine.quantised import Precision
 from vidspec.errors import DeviceError, ModelError, VidspecError
@@ -30,7 +28,6 @@ from vidspec.models.placement import Placement, fit_placement
 from vidspec.models.processor_files import ChatTemplate, read_processor, read_template, tokenizer_template
 from vidspec.models.quantised import KeptCodes, dequantised_tensors, weight_sizes
 from vidspec.models.quantization_config import quantization_config, without_quantization
-from vidspec.models.tokenizer_trial import try_tokenizer
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.weight_files import optional_file, shard_files, stored_tensors
 
@@ -87,8 +84,6 @@ def load_model(name: str, where: Placement, *, text: bool = False) -> VideoLangu
                 where, *weight_sizes(empty, kind.language_of(empty), quantization_config(config), where)[:2]
             )
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        if not ships(source):
-            try_tokenizer(name, tokenizer, _tokenizer_digest(source) if torch.cuda.is_available() else None)
         tokenizer.encode("?")  # some tokenizer settings are read with the first text
         processor, template = ({}, None) if text_only else (read_processor(name, source), read_template(source))
         model, codes = _load_with_codes(name, source, where, kind, config, text=text_only)
@@ -138,12 +133,6 @@ def _build_adapter(
             adapter.template.origin = template.origin
             return adapter
     return kind(name, model, tokenizer, processor)
-
-
-def _tokenizer_digest(source: str) -> bytes | None:
-    """Return a digest of the tokenizer's file: with CUDA, trying the same file again would take seconds."""
-    file = optional_file(source, "tokenizer.json")
-    return None if file is None else hashlib.blake2b(file.read_bytes()).digest()
 
 
 def adapter_class(family: str) -> type[VideoLanguageModel]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from vidspec.errors import GenerationError, ModelError
 from vidspec.escaping import VALUE, mark_value
-from vidspec.models.chat_template import TemplateRenderer
+from vidspec.models.chat_template import render_template
 from vidspec.models.control_tokens import ControlTokens
 from vidspec.models.detokenizer import OPENING_TAG
 
@@ -49,7 +49,6 @@ class PromptTemplate:
 
     def __init__(self, name: str, tokenizer: StockTokenizer, source: str, content: str, video_text: str) -> None:
         self.name, self.source, self.content, self.video_text = name, source, content, video_text
-        self.renderer = TemplateRenderer(tokenizer.apply_chat_template, tokenizer.encode)
         #: Ids before a rendered text, in place of the special tokens that the tokenizer adds; None for these.
         self.leading_ids: list[int] | None = None
         self._tokenizer = tokenizer
@@ -135,9 +134,11 @@ class PromptTemplate:
         """Render ``messages`` up to the start of the answer; the last result is cached."""
         *known, text = self._last
         if known != [self.source, messages]:
-            text = self.renderer(
+            text = render_template(
                 self.name,
+                self._tokenizer.apply_chat_template,
                 messages,
+                self._tokenizer.encode,
                 chat_template=self.source,
                 tokenize=False,
                 add_generation_prompt=True,

@@ -10,13 +10,8 @@ import typer
 from vidspec.cli.app import run_app
 from vidspec.cli.options import flatten_options
 from vidspec.errors import UsageError
-from vidspec.files import FileKind
-
-__all__ = ["PICTURE", "TableFormat", "application", "parse_counts", "run"]
 
 TableFormat: TypeAlias = Literal["markdown", "json"]
-#: PNG and SVG that name vidspec as the software or the creator, or in a comment.
-PICTURE = FileKind("picture drawn by vidspec", rb"tEXtSoftware\0vidspec|<dc:title>vidspec</dc:title>|<!-- vidspec ")
 
 
 def application(command: Callable[..., int | None]) -> typer.Typer:

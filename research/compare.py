@@ -25,20 +25,6 @@ from vidspec.errors import OutputError, UsageError
 from vidspec.events.compare import decode_rate, time_at_length
 from vidspec.events.record import Caption
 
-__all__ = [
-    "MIN_CLIPS",
-    "RunComparison",
-    "TimeChange",
-    "bootstrap_samples",
-    "compare",
-    "interval",
-    "is_different",
-    "is_significant",
-    "main",
-    "markdown",
-    "places",
-]
-
 #: Fewest clips for a bootstrap.
 MIN_CLIPS = 8
 DRAWS, SEED = 10_000, 0

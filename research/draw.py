@@ -13,8 +13,6 @@ from research.commands import run
 from research.world.samples import draw
 from vidspec.errors import OutputError, UsageError
 
-__all__ = ["main"]
-
 
 def command(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the clips and truth.json.")],

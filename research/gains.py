@@ -7,11 +7,10 @@ from typing import Any
 
 from research.predicted import VISUAL, forecasts
 from research.prediction.sheets import SHEETS, DataSheet
-from research.replay.load import DEVICES, Assumed, throughput
+from research.replay.load import Assumed, throughput
+from research.sizes import DEVICES
 from vidspec.bench.tables import table
 from vidspec.config.user_config import BUILT_IN_PROFILE, DEFAULT_PROFILE
-
-__all__ = ["gains"]
 
 _QWEN, _LLAVA = "Qwen/Qwen2.5-VL-7B-Instruct", "llava-hf/llava-onevision-qwen2-7b-ov-hf"
 #: Cards by memory, and targets of one clip: user, cards, model, target.

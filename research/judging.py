@@ -20,16 +20,6 @@ from vidspec.models import prompt
 from vidspec.models.base import EmbeddedPrompt
 from vidspec.models.request import CaptionRequest
 
-__all__ = [
-    "ACCEPTED",
-    "acceptance_share",
-    "accepted_by_target",
-    "accepted_shares",
-    "judge",
-    "judge_bench",
-    "target_choices",
-]
-
 #: Entry of a stored record.
 ACCEPTED = "accepted_by_target"
 

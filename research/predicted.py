@@ -1,6 +1,6 @@
 """Predicted tokens/s of this engine on a card, and published ones of vLLM: ``python -m research.simulate --cards``.
 
-The prediction is :mod:`research.prediction.costs`: data sheets, launches as ``research.counts`` counts them, and
+The prediction is :mod:`research.prediction.costs`: data sheets, launches as ``tests/engine/counts.py`` counts them, and
 the waits of a round. No model runs. The table is docs/research/predicted.md.
 """
 
@@ -26,8 +26,6 @@ from vidspec.bench.tables import bullets, table
 from vidspec.models.known_pairs import KnownModel, MemoryWorkload, known_model, known_pairs
 from vidspec.models.memory_estimate import PROMPT
 from vidspec.models.recommended import USABLE, named_card
-
-__all__ = ["CLIPS", "PUBLISHED", "TARGET", "VISUAL", "CardForecast", "PublishedFigure", "forecasts", "page"]
 
 TARGET = "Qwen/Qwen2.5-VL-7B-Instruct"
 CLIPS, VISUAL = (1, 4, 16, 64), (2_000, 25_000)

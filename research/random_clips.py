@@ -25,8 +25,6 @@ from vidspec.models.request import CaptionRequest
 if TYPE_CHECKING:
     from vidspec.decoding.setup import DecodingSetup
 
-__all__ = ["Words", "begin_clip"]
-
 #: More tokens than a measurement takes.
 _ENDLESS = 10**6
 

@@ -16,8 +16,6 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.layouts import WeightFormat
 from vidspec.engine.slab import KVSpan
 
-__all__ = ["Language", "behind", "engine_of", "language", "rolled_back", "rope_parameters"]
-
 
 @dataclass(frozen=True)
 class Language:

@@ -17,8 +17,6 @@ from vidspec.models.eagle3 import Eagle3Decoder, StateProjection
 from vidspec.models.eagle3_checkpoint import PROJECTIONS, default_tap_blocks, head_config
 from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["RandomHead", "random_block_head", "random_eagle3"]
-
 #: Ids that published EAGLE-3 heads propose.
 DRAFTED = 32_000
 #: Blocks, tokens of a block and tapped target blocks of published DFlash heads.

@@ -15,8 +15,6 @@ from vidspec.models.placement import Placement
 from vidspec.models.unsupported import unsupported_error
 from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["random_model"]
-
 
 class _NoTokenizer:
     """Placeholder for an adapter's tokenizer: every id is a token, and no text can be encoded."""

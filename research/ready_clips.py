@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from vidspec.models.request import CaptionRequest
 from vidspec.video import Clip
 
-__all__ = ["ReadyClips"]
-
 
 class ReadyClips:
     """Hands out clips in memory in order; the key of each is its path."""

@@ -22,8 +22,6 @@ from vidspec.models.known_pairs import KnownModel, MemoryWorkload, known_pairs, 
 from vidspec.models.memory_estimate import PROMPT
 from vidspec.models.recommended import PLAINLY, TABLE, USABLE
 
-__all__ = ["main", "table_text"]
-
 _HEAD = """\
 # The default draft of published targets by card, and its gain over plain decoding of one clip. Predicted from data
 # sheets, the sizes of models and constants measured on one H100 (docs/research/measured/gpu.json); none of these models

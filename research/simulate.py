@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from research.replay.tables import Replay
     from research.replay.whatif import Estimate
 
-__all__ = ["main"]
-
 TableFormat: TypeAlias = Literal["text", "json", "csv", "markdown"]
 
 TABLE_COLUMNS = ("method", "models", "benchmark", "predicted", "claimed", "deviation", "formula", "assumed")
@@ -232,7 +230,8 @@ def _share(name: str, value: float) -> float:
 
 
 def _many_clips(batch: str, device: str, pair: str, visual: str, assumed: Assumed, form: TableFormat) -> None:
-    from research.replay.load import DEVICES, PAIRS, WEIGHTS, notes, throughput
+    from research.replay.load import PAIRS, WEIGHTS, notes, throughput
+    from research.sizes import DEVICES
 
     devices = [DEVICES[name] for name in _chosen("--device", device, DEVICES)]
     _chosen("--weights", assumed.weights, WEIGHTS, most=1)

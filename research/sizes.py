@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from research.prediction.sheets import SHEETS
 
-__all__ = ["DEVICES", "MODELS", "SIZES", "Model", "Size", "Tower"]
-
 
 @dataclass(frozen=True)
 class Size:

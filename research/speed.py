@@ -12,20 +12,6 @@ from collections.abc import Callable, Sequence
 
 from vidspec.draft_length.window import chain_tokens
 
-__all__ = [
-    "best_window",
-    "beta_of_run_length",
-    "beta_of_tokens_per_pass",
-    "end_to_end",
-    "loose_beta",
-    "parallel",
-    "parallel_with_abort",
-    "round_tokens",
-    "run_rounds",
-    "sequential",
-    "tree_tokens",
-]
-
 
 def tree_tokens(parents: Sequence[int], betas: Sequence[float]) -> float:
     """Return the expected tokens of a verified tree: 1 + the sum over nodes of the probability of their path.

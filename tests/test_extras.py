@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import tomllib
-from dataclasses import asdict
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,11 +18,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.research.test_plots import PLAIN
+from tests.research.pareto.test_pareto import everything
 from tests.serve.servers import asked, data_url
-from vidspec.bench.results import ResultsFile
 from vidspec.embedded.samples import shipped
-from vidspec.events.record import Caption
 
 pytestmark = [
     pytest.mark.full,
@@ -198,8 +195,6 @@ def test_split(environment):
 
 @only("plots")
 def test_plots(environment, tmp_path):
-    results = ResultsFile(tmp_path / "bench.json", {}, {})
-    results.add(("ar", "a.mp4", 0), Caption("a.mp4", "x"))
-    results.finish(rows=[asdict(PLAIN)])
-    code, _, err = run(environment, "-m", "research.plots", "bench.json", "--out", "plots")
-    assert code == 0 and list((tmp_path / "plots").iterdir()), err
+    (tmp_path / "pareto.json").write_text(json.dumps(everything()), encoding="utf-8")
+    code, _, err = run(environment, "-m", "research.pareto", "--from", "pareto.json", "--svg", "pareto.svg")
+    assert code == 0 and (tmp_path / "pareto.svg").exists(), err

@@ -63,8 +63,6 @@ ELSEWHERE = {
     r"python -m research\.pareto": "hours: tests/research/pareto/test_pareto_run.py",
     r"python -m research\.compare": "results of two benches: tests/research/test_compare.py",
     r"python -m research\.results": "results of a bench: tests/research/results/test_command.py",
-    r"python -m research\.scale": "a model of gigabytes: tests/research/test_scale.py",
-    r"python -m research\.plots": "results of a bench: tests/research/test_plots.py",
 }
 #: Makes a command cheaper than it stands there.
 MORE = {"profile": ("--profiles", "ar,specvlm", "--repeats", "1", "--no-passes")}

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from research import position_bias
 from research.results import __main__ as results
 from tests.plugins import forget_plugins
 from tests.pruning.given import irregular_tokens, random_signals, visual_tokens
@@ -87,6 +86,3 @@ def test_the_commands_work(folder, blocks, capsys, monkeypatch):
     assert results.main(command(blocks, "python -m research.results")) == 0
     assert "| inner.yaml |" in capsys.readouterr().out
     assert Path("inner.tex").read_text(encoding="utf-8").count(r" \\") == 5
-    assert position_bias.main(["clip.mp4", "--profiles", "inner.yaml"]) == 0
-    (row,) = [row.split("|") for row in capsys.readouterr().out.splitlines() if row.startswith("| inner.yaml |")]
-    assert row[4].strip().startswith("0.0%")  # no kept token at the upper and lower border

@@ -21,7 +21,6 @@ SIZES: Mapping[str, tuple[str, str]] = {
     "in_shard": ("100", "2"),
     "seconds": ("180", "2"),
     "damaged": ("400", "4"),
-    "estimated": ("3", "1"),
 }
 #: Clips of ``{clips:N}``, as measured; a trial takes two.
 CLIPS = re.compile(r"\{clips:(\d+)\}")
@@ -116,13 +115,6 @@ PARTS: tuple[Part, ...] = (
         "includes the draft's reading of the prompt.",
         "research.studies.draft_windows --part useless --pair {pair} --repeats {turns}",
         "research.studies.draft_windows --part fixed --pair {pair} --repeats {turns}",
-    ),
-    *_of_both(
-        "estimate",
-        "The estimated speed-up beside the measured one",
-        "What `vidspec caption` estimates after a clip, and what plain decoding of the same clip measures. The control "
-        "are two runs of plain decoding, the error that no estimate can avoid.",
-        "research.studies.estimate --pair {pair} --clips {estimated} --repeats {timed}",
     ),
     Part(
         "layouts",

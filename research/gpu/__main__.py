@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from research.gpu.rounds import Plan
     from research.gpu.sizes import Grid
 
-__all__ = ["main"]
-
 #: Figures first.
 PARTS = ("sizes", "rounds", "kernels", "folder", "tests")
 #: Seconds beyond its minutes after which a part is interrupted, and then until it is killed.

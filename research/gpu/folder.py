@@ -29,8 +29,6 @@ from vidspec.models.request import CaptionRequest
 from vidspec.runs.ties import EPSILON, logit_gap, tie_limit
 from vidspec.video import Clip
 
-__all__ = ["AtOnce", "Disagreement", "Folder", "Profiled", "disagreement", "markdown", "measure"]
-
 #: Rows of a verification.
 _ROWS = 6
 

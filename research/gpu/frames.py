@@ -16,8 +16,6 @@ from vidspec.embedded.samples import shipped
 from vidspec.events.source import SourceFacts
 from vidspec.video import Clip
 
-__all__ = ["FRAMES", "VARIABLE", "decoded", "drawn", "load", "save"]
-
 #: Of each clip, as the built-in pairs' profiles take them.
 FRAMES = 32
 #: The environment variable with the path of a file of frames.

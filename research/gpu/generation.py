@@ -12,8 +12,6 @@ from research.random_decoder import rope_parameters
 from research.sizes import SIZES, Size
 from vidspec.engine.device import synchroniser
 
-__all__ = ["Generated", "measure_generate"]
-
 #: Ids below those of Qwen's special tokens.
 _WORDS = 100_000
 

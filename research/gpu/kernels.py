@@ -18,8 +18,6 @@ from research.sizes import SIZES, Size
 from vidspec.bench.tables import table
 from vidspec.engine.quantised import quantise_weight
 
-__all__ = ["KernelTime", "attention_places", "markdown", "measure", "replayed_seconds"]
-
 #: Bytes that the copies of a weight or of a layer's cache take together: several times an L2 cache.
 _BYTES = 2**28
 #: Replays that are timed; the fastest counts.

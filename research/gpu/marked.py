@@ -9,8 +9,6 @@ import pytest
 
 from research.gpu.results import Results, read
 
-__all__ = ["FILES", "KERNELS", "SMOKE", "run_tests"]
-
 ROOT = Path(__file__).resolve().parents[2]
 #: Those of the kernels run on a CPU too, where Triton's interpreter runs them; so a smoke run leaves them out.
 KERNELS = ("tests/engine/test_kernel.py", "tests/engine/test_block_kernels.py")

@@ -12,8 +12,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Results", "read", "read_last"]
-
 
 class Results:
     """Results file of one part of the measurement.

@@ -41,8 +41,6 @@ from vidspec.engine.rows import PassResult, PrefillResult, Rows
 from vidspec.engine.sampling import Sampling
 from vidspec.engine.slab import KVSpan
 
-__all__ = ["GENERATE", "PLAN", "Configuration", "Forced", "Kernels", "Plan", "Rounds", "markdown", "measure"]
-
 #: Entries that a clip takes beyond its prompt, and those that the last windows may need.
 _ROOM, _LAST = 4096, 80
 #: Turns of the loop in a profile, and kernels of its table.

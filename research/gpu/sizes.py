@@ -23,7 +23,6 @@ from research.gpu.results import Results, without_kind
 from research.process_memory import PeakMemory
 from research.random_decoder import Language, behind, engine_of, language, rolled_back
 from research.random_init import random_model
-from research.scale import TEXT
 from research.sizes import SIZES, Size, Tower
 from vidspec.bench import bandwidth
 from vidspec.bench.tables import table
@@ -37,8 +36,8 @@ from vidspec.engine.rows import Prompt, Rows
 from vidspec.models.placement import resolve_placement
 from vidspec.video import Clip, SourceFacts
 
-__all__ = ["Grid", "Pass", "Timed", "bytes_needed", "copy_rate", "gib", "markdown", "measure", "release"]
-
+#: Text tokens after the video, as in a short prompt.
+TEXT = 32
 #: Rows of a verification: gamma 5.
 ROWS = 6
 #: Entries that a sequence takes beyond the video: text, and windows.

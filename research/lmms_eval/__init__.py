@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["manifest"]
-
 
 def manifest() -> Any:
     """Return the model's entry in the harness's registry, an ``lmms_eval.models.registry_v2.ModelManifest``."""

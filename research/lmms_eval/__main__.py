@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from research.lmms_eval import manifest
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Add the model to the harness's registry, then run the harness on the process's arguments."""

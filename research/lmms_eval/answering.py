@@ -15,8 +15,6 @@ from vidspec.captioner import Captioner, CaptionOptions
 from vidspec.config import profiles
 from vidspec.events.record import Caption
 
-__all__ = ["Answering", "Totals"]
-
 
 @dataclass
 class Totals:

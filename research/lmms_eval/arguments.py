@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 from vidspec.errors import UsageError
 from vidspec.registry import nearest
 
-__all__ = ["KEYS", "Wanted", "overrides_of", "wanted"]
-
 #: Model arguments that are keys of the profile, among them the names that the harness's own models use.
 KEYS = {
     "target": "models.target",

@@ -21,8 +21,6 @@ from vidspec.captioner import Captioner
 from vidspec.errors import GenerationError, UsageError, VideoError, VidspecError
 from vidspec.events.record import Caption
 
-__all__ = ["Vidspec"]
-
 
 class Vidspec(lmms):  # type: ignore[misc, unused-ignore]
     """A profile as a model of the harness, which answers one request at a time.

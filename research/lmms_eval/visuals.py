@@ -14,8 +14,6 @@ from vidspec.video import Clip, SourceFacts
 from vidspec.video.resize import fitted, resized
 from vidspec.video.sample import uniform
 
-__all__ = ["shown"]
-
 
 def shown(visual: Any, wanted: VideoSection) -> str | Clip:
     """Return the one video of a request.

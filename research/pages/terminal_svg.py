@@ -16,8 +16,6 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.terminal_theme import SVG_EXPORT_THEME
 
-__all__ = ["Screen", "draw_terminal", "screen_of"]
-
 #: Pixels of a cell, of the font and of the margin.
 WIDE, HIGH, FONT, MARGIN = 8, 18, 13, 10
 BACKGROUND, FOREGROUND = "#15181d", "#d6d9de"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -14,10 +15,11 @@ from research.commands import TableFormat, run
 from vidspec.cli.options import ModelOptions
 from vidspec.cli.printed import print_facts, print_json, print_note
 from vidspec.errors import UsageError
-
-__all__ = ["main"]
+from vidspec.files import FileKind
 
 SUITE = "pareto"
+#: PNG and SVG that name vidspec as the software or the creator, or in a comment.
+PICTURE = FileKind("picture drawn by vidspec", rb"tEXtSoftware\0vidspec|<dc:title>vidspec</dc:title>|<!-- vidspec ")
 
 
 class Part(StrEnum):
@@ -122,11 +124,10 @@ def command(
 
 def _picture(file: Path, kind: str, clips: Sequence[str]) -> Path:
     """Check early that a picture can be written to ``file``."""
-    from research import plots
-    from research.commands import PICTURE
     from vidspec.files import check_output
 
-    plots.check_drawing(f"--{kind}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError(f"--{kind}: matplotlib is not installed", hint="pip install matplotlib")
     if file.suffix != f".{kind}":
         raise UsageError(f"--{kind} {file}: the name must end in .{kind}")
     check_output(file, clips, f"--{kind}", PICTURE)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Sequence
 
-__all__ = ["edit_distance", "rouge_l"]
-
 _WORD = re.compile(r"[^\W_]+")
 
 

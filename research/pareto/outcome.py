@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from research.compare import MIN_CLIPS
+from research.compare import DRAWS, MIN_CLIPS
 from research.judging import accepted_shares
-from research.pareto.quality import DRAWS, LEVEL, Estimate, Quality, median, quality
+from research.pareto.quality import LEVEL, Estimate, Quality, median, quality
 from research.world.scoring import Statement
 from vidspec.bench.results import restore_caption
 from vidspec.bench.rows import speed_ups
@@ -19,21 +19,6 @@ from vidspec.bench.tables import bullets, cell, heading, spread, table
 from vidspec.config.labels import DRAFT
 from vidspec.errors import OutputError
 from vidspec.events.record import Caption
-
-__all__ = [
-    "ALONE",
-    "ALSO",
-    "DRAWN",
-    "KINDS",
-    "QUALITY_ONLY",
-    "Method",
-    "Outcome",
-    "Speed",
-    "beaten_by_draft",
-    "frontier",
-    "markdown",
-    "outcome",
-]
 
 #: Key of a stored record without valid times.
 QUALITY_ONLY = "quality_only"

@@ -12,8 +12,6 @@ from research.pareto.outcome import ALONE, KINDS, Method, Outcome
 from research.pareto.quality import LEVEL, Estimate
 from vidspec.errors import OutputError, UsageError
 
-__all__ = ["draw"]
-
 #: Colours that are distinct with colour blindness (Okabe and Ito), and markers for print without colours.
 _LOOKS = dict(zip(KINDS, (("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "^"), ("#555555", "D")), strict=True))
 #: Candidate label offsets in points, near before far.

@@ -20,8 +20,6 @@ from research.world.scoring import Statement, score
 from vidspec.events.counters import tau
 from vidspec.events.record import Caption
 
-__all__ = ["DRAWS", "LEVEL", "Estimate", "Quality", "mean", "median", "quality"]
-
 LEVEL = 0.95
 
 Floats = NDArray[np.float64]

@@ -30,8 +30,6 @@ from vidspec.embedded.samples import TRUTH
 from vidspec.errors import UsageError
 from vidspec.events.record import Caption
 
-__all__ = ["Named", "Pareto", "Shown", "clips_of", "measure", "settings", "stripped"]
-
 
 @dataclass(frozen=True)
 class Pareto:

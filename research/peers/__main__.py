@@ -14,8 +14,6 @@ from vidspec.cli.bench import BenchOptions, ClipArguments, ProfilesOption, parse
 from vidspec.cli.options import ModelOptions
 from vidspec.errors import UsageError
 
-__all__ = ["main"]
-
 
 def command(
     *,

@@ -21,8 +21,6 @@ from typing import Any, TypeAlias
 from vidspec import errors
 from vidspec.errors import VidspecError
 
-__all__ = ["Functions", "JsonWorker", "WorkerReply", "serve_functions", "worker_command"]
-
 #: JSON values.
 WorkerReply: TypeAlias = Any
 #: Functions that a worker process serves, by name.

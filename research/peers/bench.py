@@ -12,8 +12,6 @@ from research.peers.outside import external_peers
 from research.results.rows import StudiedBench, markdown, study
 from vidspec.bench.measure import Bench, open_bench
 
-__all__ = ["measure"]
-
 
 def measure(
     bench: Bench,

@@ -20,19 +20,6 @@ from vidspec.models import loading
 from vidspec.models.placement import Placement
 from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = [
-    "PEERS",
-    "FirstTokenClock",
-    "GeneratePeer",
-    "PeerFailed",
-    "generate_batch",
-    "generate_peers",
-    "peer_record",
-    "peer_window",
-    "read_frames",
-    "require_greedy",
-]
-
 #: Names in the table: the ways to call ``generate``.
 PEERS = ("generate", "generate-assisted", "generate-prompt-lookup")
 

@@ -24,8 +24,6 @@ from vidspec.models import loading
 from vidspec.models.base import Pixels, VisionOutput
 from vidspec.models.placement import resolve_placement
 
-__all__ = ["GenerateContender", "main", "pad_batch"]
-
 
 class GenerateContender:
     """Runs ``generate`` on left-padded batches; the next batch is read meanwhile.

@@ -22,8 +22,6 @@ import numpy as np
 from research.peers.answering import Functions, serve_functions
 from vidspec.errors import ModelError
 
-__all__ = ["main"]
-
 #: Names of each dtype in the export and in OpenVINO.
 _DTYPES = {"float32": ("fp32", "f32"), "float16": ("fp16", "f16")}
 

@@ -28,8 +28,6 @@ from vidspec.events.record import Caption
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.video import Clip
 
-__all__ = ["OUTSIDE", "ExternalPeer", "external_peers", "peer_interpreters"]
-
 #: Module that the other interpreter runs, by peer name.
 OUTSIDE = {
     "openvino": "research.peers.openvino_worker",

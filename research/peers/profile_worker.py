@@ -36,8 +36,6 @@ from vidspec.runs.remaining import Executor, caption_remaining, plan_clips
 from vidspec.runs.run_file import RunFile
 from vidspec.runs.run_store import RunStore
 
-__all__ = ["ProfileContenderWorker", "caption_folder", "main"]
-
 
 class TimedRun(TypedDict):
     """Measurements of a run over a folder.

@@ -14,8 +14,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
-__all__ = ["read_ahead", "write_captions"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from research.process_memory import resident
 
-__all__ = ["MemorySampler", "process_tree"]
-
 
 def process_tree(pid: int) -> list[int]:
     """Return a process and its running descendants; itself alone without /proc.

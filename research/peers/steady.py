@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
-__all__ = ["SteadyRate"]
-
 
 @dataclass
 class SteadyRate:

@@ -27,20 +27,6 @@ from vidspec.config import labels, profiles
 from vidspec.config.profiles import Profile
 from vidspec.errors import UsageError, VidspecError
 
-__all__ = [
-    "BATCHED",
-    "ContenderPool",
-    "ContenderProcess",
-    "ContenderRuns",
-    "Throughput",
-    "ThroughputResult",
-    "ThroughputRow",
-    "contender_command",
-    "markdown",
-    "measure",
-    "start_contenders",
-]
-
 #: ``generate`` of ``transformers`` on padded batches; the other peer is vLLM under another interpreter.
 BATCHED = "generate-batched"
 

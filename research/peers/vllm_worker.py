@@ -25,8 +25,6 @@ from research.peers.steady import SteadyRate
 from vidspec import video
 from vidspec.errors import GenerationError
 
-__all__ = ["environment", "main"]
-
 #: Clips read ahead of the engine.
 _AHEAD = 4
 

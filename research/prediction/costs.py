@@ -30,23 +30,7 @@ from research.prediction.constants import (
 from research.prediction.sheets import DataSheet
 from research.speed import best_window, beta_of_run_length, beta_of_tokens_per_pass
 
-__all__ = [
-    "ACCEPTANCE",
-    "BLOCK_LAUNCHES",
-    "OTHER_LAUNCHES",
-    "WEIGHT_BYTES",
-    "AssumedAcceptance",
-    "DraftCandidate",
-    "EagerLaunches",
-    "ExpertCost",
-    "ModelCost",
-    "PredictedDraft",
-    "SpeedPrediction",
-    "predict",
-    "predict_rounded",
-]
-
-#: Kernels of a fused block and around the blocks (``python -m research.counts``).
+#: Kernels of a fused block and around the blocks (``tests/engine/counts.py``).
 BLOCK_LAUNCHES, OTHER_LAUNCHES = 10, 13
 #: Bytes of a weight; of int4 with a scale and a zero for each 64.
 WEIGHT_BYTES: Mapping[WeightPrecision, float] = {"bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / 64}

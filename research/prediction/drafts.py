@@ -22,14 +22,6 @@ if TYPE_CHECKING:
     from vidspec.engine.decoder import Decoder
     from vidspec.models.base import StockModel
 
-__all__ = [
-    "FUSED_FAMILIES",
-    "HEAD_LAUNCHES",
-    "cost_of_known",
-    "cost_of_model",
-    "draft_candidates",
-]
-
 #: Families whose published checkpoints have fused blocks, whose passes are replayed.
 FUSED_FAMILIES = frozenset(
     (
@@ -37,7 +29,7 @@ FUSED_FAMILIES = frozenset(
         *("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni", "qwen3_vl", "video_salmonn2_plus", "video_llama_3"),
     )
 )
-#: Kernels of an EAGLE-3 head's replayed pass (``research.counts.counted_head``).
+#: Kernels of an EAGLE-3 head's replayed pass (``counted_head`` in ``tests/engine/counts.py``).
 HEAD_LAUNCHES = 41
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["SHEETS", "DataSheet"]
-
 
 class DataSheet(NamedTuple):
     """Data sheet of a card.

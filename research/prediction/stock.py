@@ -1,7 +1,7 @@
 """Costs of models whose stock blocks run kernel by kernel: hybrids with recurrent states, Gemma 4, mixtures of experts.
 
-Their kernels are counted (``research.counts.counted_eager``): one row of one clip, further rows of a clip, further
-clips, whose recurrent states are updated one by one. No torch.
+Their kernels are counted (``counted_eager`` in ``tests/engine/counts.py``): one row of one clip, further rows of a
+clip, further clips, whose recurrent states are updated one by one. No torch.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from vidspec.models.known_pairs import KnownModel
 if TYPE_CHECKING:
     from vidspec.engine.stock import StockDecoder
     from vidspec.models.base import StockModel
-
-__all__ = ["STOCK_LAUNCHES", "StockLaunches", "cost_of_known_stock", "cost_of_stock", "read_weights"]
 
 
 class StockLaunches(NamedTuple):

@@ -14,22 +14,8 @@ from research.prediction.constants import DECODE_USE, KERNEL_RATES, TOWER_FLOPS
 from research.prediction.sheets import DataSheet
 from research.replay.predict import Times
 from research.replay.whatif import best_chain, chain_speedup
-from research.sizes import DEVICES, MODELS, Model
+from research.sizes import MODELS, Model
 from vidspec.models.memory_estimate import PROMPT
-
-__all__ = [
-    "DEVICES",
-    "PAIRS",
-    "WEIGHTS",
-    "Assumed",
-    "Throughput",
-    "memory",
-    "notes",
-    "pass_seconds",
-    "read_seconds",
-    "throughput",
-    "times_at",
-]
 
 #: Visual tokens of a frame (of Qwen2.5-VL of a pair of frames).
 PER_FRAME = 14**2

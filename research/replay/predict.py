@@ -18,8 +18,6 @@ from vidspec.decoding.scheduler import ParallelSettings, Scheduler
 from vidspec.draft_length.costs import PassCosts
 from vidspec.draft_length.gamma import WindowSize
 
-__all__ = ["Prefill", "Times", "even_lengths", "geometric_lengths", "parallel_run", "sequential_run", "speedup"]
-
 
 @dataclass(frozen=True)
 class Prefill:

@@ -33,8 +33,6 @@ from vidspec.decoding.scheduler import Scheduler
 from vidspec.draft_length.costs import PassCosts
 from vidspec.events.events import Round
 
-__all__ = ["Deadlock", "SimulatedWorkers", "drive", "simulate"]
-
 
 class Deadlock(RuntimeError):
     """Raised if the scheduler waits while no worker works and no message is in flight."""

@@ -33,8 +33,6 @@ from vidspec.registry import nearest
 if TYPE_CHECKING:
     from importlib.abc import Traversable
 
-__all__ = ["Prediction", "Replay", "Table", "folder", "load", "names", "replay"]
-
 #: Tokens simulated for a row whose table gives no output length; the longer, the less chance is left.
 TOKENS = 1200
 #: Tolerance between a printed figure and its value from other printed figures, rounding included.

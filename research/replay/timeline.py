@@ -7,8 +7,6 @@ from rich.text import Text
 from research.replay.virtual import Block, Run
 from vidspec.display.lanes import ACCEPTED, LANE, WAITING, WASTED, LaneGlyphs
 
-__all__ = ["timeline"]
-
 
 def timeline(
     run: Run, *, width: int, strips: int = 3, glyphs: LaneGlyphs | None = None, unit: str = "ms"

@@ -17,8 +17,6 @@ from vidspec.events.events import Round
 if TYPE_CHECKING:
     from vidspec.events.events import Origin
 
-__all__ = ["Block", "Costs", "Pattern", "Run", "Text", "simulate_sequential", "verified"]
-
 Work: TypeAlias = Literal["prefill", "signals", "draft", "verify"]
 
 

@@ -11,8 +11,6 @@ from vidspec.draft_length.costs import PassCosts
 from vidspec.draft_length.gamma import AutoGamma, FixedGamma, Rounding, settled_window
 from vidspec.draft_length.window import chain_tokens
 
-__all__ = ["HIGHEST_GAMMA", "Estimate", "best_chain", "chain_speedup", "what_if"]
-
 HIGHEST_GAMMA = 32
 #: Tokens that are simulated altogether, in texts of the wanted length.
 SIMULATED = 8_000

@@ -1,1 +1,1 @@
-"""Statistics of a finished bench: places, differences from noise, the speed model; LaTeX and a page."""
+"""Statistics of a finished bench: places, differences from noise, the speed model; LaTeX."""

@@ -10,8 +10,6 @@ from vidspec.bench.tables import cell, spread
 from vidspec.escaping import one_line
 from vidspec.files import FileKind
 
-__all__ = ["LATEX", "latex_table"]
-
 LATEX = FileKind("LaTeX of `vidspec bench`", rb"\A% vidspec bench")
 _ESCAPED = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _ESCAPED |= {sign: f"\\{sign}" for sign in "&%$#_{}"}

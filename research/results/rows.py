@@ -18,9 +18,6 @@ from vidspec.bench.tables import cell, heading, spread, table
 from vidspec.errors import UsageError
 from vidspec.events.record import Caption
 
-__all__ = ["StudiedBench", "StudiedRow", "markdown", "predicted_speedup", "read_bench", "study"]
-
-
 R = TypeVar("R", bound=BenchRow)
 
 

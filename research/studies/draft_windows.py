@@ -35,8 +35,6 @@ from vidspec.embedded.samples import shipped
 from vidspec.events.record import Caption
 from vidspec.models.loading import embedded_folder
 
-__all__ = ["add_noise", "main", "ratios"]
-
 #: Noise of the useless draft, in standard deviations of each tensor.
 NOISE = 1.5
 ADAPTIVE, BLOCK = ("vanilla-sd-auto", "sd-adaptive-tree"), "sparrow"

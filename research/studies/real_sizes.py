@@ -31,8 +31,6 @@ from vidspec.bench.tables import facts_line, table
 from vidspec.bench.turns import measure_in_turns, time_call
 from vidspec.engine.rows import Rows
 
-__all__ = ["Passes", "Way", "main", "simulated"]
-
 #: Rows of the passes that are measured, and of a chunk of a prompt.
 ROWS, CHUNK = (1, 2, 4, 6, 11), 128
 #: Share of the visual tokens that a pruned draft keeps.

@@ -23,8 +23,6 @@ import numpy as np
 
 from vidspec.bench.tables import table
 
-__all__ = ["Run", "captioned", "clip", "main", "write_shards"]
-
 ROOT = Path(__file__).resolve().parents[2]
 SIDE, FRAMES = 64, 24
 

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from research import plots as drawing
 from research.commands import run
 from research.suites.measured import markdown
 from research.suites.rows import contenders, papers_of
 from vidspec.cli.bench import BenchOptions, ClipArguments, run_bench
 from vidspec.cli.options import ModelOptions
-from vidspec.cli.printed import print_note
-
-__all__ = ["main"]
 
 
 def command(
@@ -28,9 +23,6 @@ def command(
     clips: ClipArguments = None,
     models: ModelOptions,
     options: BenchOptions,
-    plots: Annotated[
-        Path | None, typer.Option("--plots", metavar="DIR", help="Draw SVG pictures; needs matplotlib.")
-    ] = None,
 ) -> int:
     """Run the rows of a paper's table as profiles, as `vidspec bench` does; then the table with what the paper prints.
 
@@ -40,14 +32,9 @@ def command(
     from research.peers.bench import measure
 
     names = contenders(suite)
-    if plots is not None:
-        drawing.check(plots)
     outcome = run_bench(names, clips or (), models, options, measure)
     if of_papers := papers_of(suite):
         print(f"\n{markdown(of_papers, outcome.studied, names[0])}")
-    if plots is not None:
-        for file in drawing.draw(outcome.rows, outcome.records, plots):
-            print_note(f"drew {file}")
     return 0
 
 

@@ -11,8 +11,6 @@ from research.suites.rows import TABLES
 from vidspec.bench.rows import turn_label
 from vidspec.bench.tables import cell, spread, table
 
-__all__ = ["Claim", "claims", "markdown"]
-
 _LENGTHS = {"tau": "tau", "tokens_per_target_pass": "tokens / target pass", "run_length": "run length"}
 
 

@@ -13,8 +13,6 @@ from vidspec.config.labels import DRAFT
 from vidspec.errors import UsageError
 from vidspec.registry import nearest
 
-__all__ = ["DRAFT", "PAPERS", "SUITES", "TABLES", "Suite", "contenders", "papers_of", "suite"]
-
 
 class Suite(NamedTuple):
     """One table or figure of a paper.

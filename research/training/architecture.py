@@ -24,18 +24,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
-__all__ = [
-    "SPECIALS",
-    "VOCABULARY",
-    "Architecture",
-    "Grid",
-    "Settings",
-    "Size",
-    "architecture",
-    "build_tokenizer",
-    "fast",
-]
-
 #: A config, or the content of a checkpoint file, as JSON values.
 Settings: TypeAlias = dict[str, object]
 

@@ -15,8 +15,6 @@ from research.training.codes import pool
 if TYPE_CHECKING:
     from transformers import LlavaOnevisionConfig, PreTrainedTokenizerFast
 
-__all__ = ["LlavaArchitecture", "LlavaSeer"]
-
 _IMAGE = 96
 
 

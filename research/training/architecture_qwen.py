@@ -17,8 +17,6 @@ from vidspec.models.loading import embedded_folder
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig
 
-__all__ = ["CHAT_TEMPLATE", "MAX_PIXELS", "MIN_PIXELS", "QwenArchitecture", "QwenSeer"]
-
 #: LLaVA-OneVision's tokens that take these names here, and the two that it lacks.
 _RENAMED = {"<image>": "<|image_pad|>", "<video>": "<|video_pad|>"}
 _MORE = ("<|vision_start|>", "<|vision_end|>")

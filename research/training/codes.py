@@ -12,9 +12,8 @@ import torch
 
 from research.training.architecture import Grid
 from research.world.drawing import Floats, Times, coverage
-from research.world.scene import BACKGROUNDS, COLOURS, PATTERNS, SHAPES, SIZES, Scene
-
-__all__ = ["Codes", "pool", "pool_shares", "shares"]
+from research.world.scene import BACKGROUNDS, COLOURS, PATTERNS, SIZES, Scene
+from vidspec.embedded.prompts import SHAPES
 
 #: Directions of place per axis; a grid with another number of cells blends the two nearest.
 _PLACES = 8

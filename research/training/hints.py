@@ -17,9 +17,8 @@ from torch.nn import functional as F
 
 from research.training.architecture import Grid
 from research.training.codes import pool_shares
-from research.world.scene import COLOURS, MOTIONS, PLACES, SHAPES, SIZES, Scene, Thing
-
-__all__ = ["NAMED", "SEEN", "Hints", "colour_ids", "named_truth", "seen_truth"]
+from research.world.scene import COLOURS, MOTIONS, PLACES, SIZES, Scene, Thing
+from vidspec.embedded.prompts import SHAPES
 
 #: Share of a visual token from which on it shows a thing, and how far a thing has come when it has moved.
 _SHOWN, _MOVED = 0.12, 0.1

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["INT8_ROWS", "int8_rows"]
-
 #: ``quantization_config`` of such files.
 INT8_ROWS: dict[str, Any] = {
     "quant_method": "compressed-tensors",

@@ -24,8 +24,6 @@ from research.world.captions import draw_prompt
 from research.world.scene import Scene, draw_scene
 from vidspec.models.base import EmbeddedPrompt, VisionOutput
 
-__all__ = ["Recorded", "read_texts", "record_texts"]
-
 #: Frames of a clip, as the tool's default, and its seconds.
 FRAMES, SECONDS = 32, (8, 15)
 #: Visual tokens that a batch shows, of all, and how often.

@@ -35,8 +35,6 @@ from vidspec.models.dflash import BlockDecoder
 from vidspec.models.dflash_checkpoint import block_config
 from vidspec.models.placement import resolve_placement
 
-__all__ = ["BlockTraining", "TrainedBlocks"]
-
 #: Scenes come from random streams that no other training, held-out clip or test uses.
 SEEDS = {"embedded": 40_000_000, "embedded-qwen": 50_000_000}
 FAMILIES = {"embedded": "llava_onevision", "embedded-qwen": "qwen2_5_vl"}

@@ -37,8 +37,6 @@ from vidspec.models.placement import resolve_placement
 from vidspec.models.quantised import read_head_tensors
 from vidspec.video import Clip, SourceFacts
 
-__all__ = ["Text", "TrainedHead", "clips", "harvest", "train_head"]
-
 #: Scenes come from a random stream that neither the pairs' training nor the held-out clips use.
 SEED = 30_000_000
 #: Weight of a step of the unrolled draft, relative to the one before it.

@@ -19,8 +19,6 @@ from research.training.stage_vision import pixels
 from research.world.scene import draw_scene
 from vidspec.models.placement import has_slow_half_precision
 
-__all__ = ["Bank", "build_bank", "grow"]
-
 
 @torch.no_grad()
 def build_bank(family: Architecture, seers: dict[str, Any], clips: int, seed: int) -> list[Seen]:

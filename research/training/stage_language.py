@@ -24,24 +24,9 @@ from research.training.architecture import Architecture, Grid
 from research.training.codes import Codes, pool_shares, shares
 from research.training.hints import NAMED, Hints, colour_ids, named_truth, seen_truth
 from research.world.questions import draw_dialogue
-from research.world.scene import BACKGROUNDS, COLOURS, PATTERNS, PLACES, SHAPES, SIZES, Scene, draw_scene
-from vidspec.embedded.prompts import PROMPTS
+from research.world.scene import BACKGROUNDS, COLOURS, PATTERNS, PLACES, SIZES, Scene, draw_scene
+from vidspec.embedded.prompts import PROMPTS, SHAPES
 from vidspec.models.placement import has_slow_half_precision
-
-__all__ = [
-    "Batch",
-    "Fresh",
-    "Reader",
-    "Seen",
-    "Source",
-    "Text",
-    "fact_ids",
-    "learning_rate",
-    "rank",
-    "read_loss",
-    "text_batch",
-    "train_readers",
-]
 
 #: Standard deviation of the noise on codes, about the towers' error.
 NOISE = 0.03

@@ -19,8 +19,6 @@ from research.world.drawing import frames
 from research.world.scene import Scene, draw_scene
 from vidspec.models.placement import has_slow_half_precision
 
-__all__ = ["pixels", "train_vision"]
-
 
 def pixels(family: Architecture, scene: Scene, times: Any, grid: Grid, rng: np.random.Generator) -> torch.Tensor:
     """Normalised frames (T, 3, height, width) as a lossy video would show them: noise, gain, soft edges."""

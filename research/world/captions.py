@@ -12,8 +12,6 @@ import random
 from research.world.scene import Scene, Thing
 from vidspec.embedded.prompts import PROMPTS
 
-__all__ = ["article", "caption", "counted", "draw_prompt", "listed"]
-
 _COUNTS = {1: "one", 2: "two", 3: "three", 4: "four"}
 _ORDINALS = ("first", "second", "third", "fourth")
 

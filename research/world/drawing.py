@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from research.world.scene import ASPECT, BACKGROUNDS, COLOURS, Scene, Thing
 
-__all__ = ["coverage", "frames"]
-
 Floats: TypeAlias = NDArray[np.float32]
 #: Times in [0, 1], one per frame.
 Times: TypeAlias = Sequence[float] | NDArray[np.float64]

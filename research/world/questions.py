@@ -13,8 +13,6 @@ from research.world.scene import Scene, Thing
 from research.world.scoring import parse
 from vidspec.embedded.prompts import QUESTIONS
 
-__all__ = ["Question", "about_the_caption", "draw_dialogue", "is_right", "questions"]
-
 #: Questions that take more practice than others.
 _HARD = ("moves", "end")
 _MOVING = ("right", "left", "up", "down", "circles")

@@ -18,8 +18,6 @@ from research.world.scoring import Statement, truth
 from vidspec.embedded.samples import CLIPS, TRUTH
 from vidspec.errors import OutputError, UsageError
 
-__all__ = ["FPS", "HELD_OUT_SEED", "Sample", "draw", "draw_sample", "read_truth", "ship"]
-
 HEIGHT, WIDTH, FPS = 240, 320, 15
 SECONDS = (8, 15)  # the shortest and the longest clip
 #: Scenes are drawn from streams of random numbers; the training stages' streams have the seeds 1, 2 and 3.

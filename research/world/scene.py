@@ -14,20 +14,6 @@ from dataclasses import dataclass
 
 from vidspec.embedded.prompts import SHAPES
 
-__all__ = [
-    "ASPECT",
-    "BACKGROUNDS",
-    "COLOURS",
-    "MOTIONS",
-    "PATTERNS",
-    "PLACES",
-    "SHAPES",
-    "SIZES",
-    "Scene",
-    "Thing",
-    "draw_scene",
-]
-
 ASPECT = 4 / 3
 
 #: Object colours (RGB).

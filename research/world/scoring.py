@@ -12,9 +12,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from research.world.scene import BACKGROUNDS, COLOURS, PATTERNS, PLACES, SHAPES, SIZES, Scene
-
-__all__ = ["COUNTS", "MOTIONS", "Score", "Statement", "parse", "score", "total", "truth"]
+from research.world.scene import BACKGROUNDS, COLOURS, PATTERNS, PLACES, SIZES, Scene
+from vidspec.embedded.prompts import SHAPES
 
 COUNTS = {"one": 1, "two": 2, "three": 3, "four": 4}
 

@@ -5,11 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from research.scale import synthetic
 from vidspec.bench.passes import TimedPasses, measure_passes, prefill_pruned
 from vidspec.engine.forward import Engine
 from vidspec.models import loading
+from vidspec.models.base import EmbeddedPrompt, VisualTokens
 from vidspec.models.placement import resolve_placement
+
+
+def synthetic(model, tokens):
+    """A prompt of ``tokens`` visual tokens in one frame and 32 text tokens, all random."""
+    length, place = tokens + 32, torch.arange(tokens)
+    width = model.embed(torch.zeros(1, 1, dtype=torch.long)).shape[-1]
+    embeds, flat = torch.randn(1, length, width, generator=torch.Generator().manual_seed(0)), torch.zeros_like(place)
+    visual = VisualTokens(place, flat, flat, place, required=flat.bool(), features=embeds[0, :tokens])
+    positions = torch.arange(length).expand(model.decoder.axes, 1, -1)
+    return EmbeddedPrompt(torch.zeros(length, dtype=torch.long), embeds, positions, visual, length)
 
 
 @pytest.fixture(scope="module")

@@ -130,7 +130,6 @@ def test_a_mistyped_command(vidspec, typed, meant):
         ("bench compare a.json b.json", "`python -m research.compare`"),
         ("bench compare a.json b.json --level 0.9", "`python -m research.compare`"),
         ("bench --latex table.tex", "`python -m research.results`"),
-        ("bench --report page.html", "`python -m research.results`"),
     ],
 )
 def test_what_version_030_had_is_refused_with_what_replaces_it(vidspec, typed, now):

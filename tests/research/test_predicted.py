@@ -6,13 +6,13 @@ from statistics import mean
 
 import pytest
 
-from research.counts import counted
 from research.predicted import CLIPS, PUBLISHED, VISUAL, forecasts, page
 from research.prediction.costs import ModelCost
 from research.prediction.sheets import SHEETS
 from research.sizes import SIZES
 from research.speed import best_window
 from tests.draft_length.lockstep import Machine
+from tests.engine.counts import counted
 from vidspec.draft_length.pace import WindowController
 
 CARD = SHEETS["h200"]

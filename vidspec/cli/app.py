@@ -55,7 +55,6 @@ GONE = {
     "vidspec bench: No such option: --format": "`vidspec bench compare` is now `python -m research.compare`",
     "vidspec bench: No such option: --level": "`vidspec bench compare` is now `python -m research.compare`",
     "vidspec bench: No such option: --latex": "it is now an option of `python -m research.results`",
-    "vidspec bench: No such option: --report": "it is now an option of `python -m research.results`",
 }
 
 app = typer.Typer(

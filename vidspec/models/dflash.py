@@ -127,9 +127,10 @@ class BlockDecoder(HeadDecoder):
     def bind_target(self, target: VideoLanguageModel) -> None:
         """Take the embedding and the output head of the target, for drafting."""
         self._context_weights = self._join_context_weights()  # before a pass is captured with their addresses
-        self._target, language = target.decoder, target.language
+        self._target = target.decoder
         embed, scale = target_embedding(target, self.device), self.settings.embedding_scale
         if not self.settings.scaled:
+            language = target.language
             scale /= float(getattr(language.embed_tokens, "scalar_embed_scale", 1.0))
             self._target_cap = getattr(language.config, "final_logit_softcapping", None)
         scaled = embed if scale == 1 else lambda ids: embed(ids) * scale

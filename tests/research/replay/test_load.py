@@ -6,9 +6,9 @@ import pytest
 
 from research.prediction.sheets import DataSheet
 from research.replay import load
-from research.replay.load import DEVICES, PAIRS, Assumed, memory, pass_seconds, read_seconds, throughput
+from research.replay.load import PAIRS, Assumed, memory, pass_seconds, read_seconds, throughput
 from research.replay.whatif import best_chain, chain_speedup
-from research.sizes import MODELS, SIZES, Model, Size, Tower
+from research.sizes import DEVICES, MODELS, SIZES, Model, Size, Tower
 from vidspec.models.known_pairs import known_pairs
 
 H100, H200 = DEVICES["h100"], DEVICES["h200"]

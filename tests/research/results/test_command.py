@@ -32,17 +32,13 @@ def test_places_noise_and_judgements_are_computed_from_the_records(command, fini
     assert cells["ar"][7] == "-" and cells["same_again"][7] == "25.0%"
 
 
-def test_latex_and_a_page_replace_only_their_own(command, finished):
-    files = ("--latex", "table.tex", "--report", "page.html")
+def test_latex_replaces_only_its_own(command, finished):
     for _ in range(2):
-        assert command("results", "r.json", *files).code == 0
+        assert command("results", "r.json", "--latex", "table.tex").code == 0
     latex = Path("table.tex").read_text().splitlines()
     assert latex[:2] == ["% vidspec bench: r.json", "% left out: x_y: no head"]
-    page = Path("page.html").read_text(encoding="utf-8")
-    assert "<code>r.json</code>" in page and 'class="demo-bar"' in page and "<dd>embedded</dd>" in page
     Path("mine.tex").write_text("mine")
     assert "exists already, and is not a LaTeX" in command("results", "r.json", "--latex", "mine.tex").err
-    assert "must end in .html" in command("results", "r.json", "--report", "x.txt").err
     assert Path("mine.tex").read_text() == "mine"
 
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from research.world.drawing import coverage, frames
-from research.world.scene import ASPECT, BACKGROUNDS, COLOURS, PATTERNS, SHAPES, SIZES
+from research.world.scene import ASPECT, BACKGROUNDS, COLOURS, PATTERNS, SIZES
 from tests.research.world.scenes import scene, thing
+from vidspec.embedded.prompts import SHAPES
 
 R = SIZES["large"]
 AREAS = {  # in units of the frame's height squared

@@ -5,10 +5,11 @@ import random
 import pytest
 
 from research.world.captions import caption
-from research.world.scene import ASPECT, BACKGROUNDS, COLOURS, MOTIONS, PATTERNS, PLACES, SHAPES, SIZES, draw_scene
+from research.world.scene import ASPECT, BACKGROUNDS, COLOURS, MOTIONS, PATTERNS, PLACES, SIZES, draw_scene
 from research.world.scoring import score
 from tests.research.world.scenes import PLACES_AT, thing
 from vidspec.embedded import prompts
+from vidspec.embedded.prompts import SHAPES
 
 SCENES = [draw_scene(random.Random(seed)) for seed in range(500)]
 THINGS = [thing for scene in SCENES for thing in scene.things]

@@ -1,6 +1,6 @@
 """Compile the Triton kernels for GPUs that are not present: registers, spills and shared memory by Triton.
 
-``python -m research.compiled`` writes the table that a test compares with (``tests/engine/compiled.json``); with
+``python -m tests.engine.compiled`` writes the table that a test compares with (``tests/engine/compiled.json``); with
 ``--show`` it prints the figures of one capability and writes nothing. Needs Triton, whose wheel has ptxas and
 cuobjdump, and no GPU. Every launch of attention and of products with quantised weights is recorded with its arguments,
 on meta tensors, and compiled as Triton would compile it for them.
@@ -29,20 +29,7 @@ import typer
 from research.commands import run
 from vidspec.bench import tables
 
-__all__ = [
-    "LIMITS",
-    "TABLE",
-    "Compiled",
-    "awaited_loads",
-    "compare",
-    "compiled",
-    "main",
-    "read_table",
-    "summary",
-    "tensor_core_instructions",
-]
-
-TABLE = Path(__file__).resolve().parents[1] / "tests" / "engine" / "compiled.json"
+TABLE = Path(__file__).with_name("compiled.json")
 #: Bytes of shared memory per block by compute capability (CUDA programming guide, table of limits).
 LIMITS = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 #: Registers per thread, on all of them.

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from research.compiled import LIMITS, compare, read_table, summary
+from tests.engine.compiled import LIMITS, compare, read_table, summary
 
 KNOWN = {"_part d128": [100, 0, 40_000], "_merge d128": [32, 0, 1024]}
 
@@ -55,13 +55,13 @@ def test_kernels_of_float32_spill_a_register_pair_at_most():
 @pytest.mark.sample(full=1)
 @pytest.mark.parametrize("capability", sorted(LIMITS, key=lambda capability: capability != 90))
 def test_kernels_take_what_they_took(capability, tmp_path):
-    """``python -m research.compiled`` writes the table anew, where a change is meant."""
+    """``python -m tests.engine.compiled`` writes the table anew, where a change is meant."""
     triton = pytest.importorskip("triton", reason="Triton is not installed (it has wheels for Linux on x86-64)")
     known, table = read_table()
     if triton.__version__ != known:
         pytest.skip(f"the table is of Triton {known}, this is {triton.__version__}")
     env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-m", "research.compiled", "--show", str(capability)]
+    command = [sys.executable, "-m", "tests.engine.compiled", "--show", str(capability)]
     ran = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert compare(capability, table[str(capability)], json.loads(ran.stdout)) == []
 
@@ -73,7 +73,7 @@ def test_products_of_all_row_counts_take_the_same_instruction(capability, tmp_pa
     """Or a row's result would depend on the number of rows in its pass."""
     pytest.importorskip("triton", reason="Triton is not installed (it has wheels for Linux on x86-64)")
     program = f"""
-from research.compiled import product_launches, tensor_core_instructions
+from tests.engine.compiled import product_launches, tensor_core_instructions
 for name, launch in product_launches():
     if "bf16" in name and "group32" not in name and "split" in name:
         print(*tensor_core_instructions(launch, {capability}))
@@ -92,7 +92,7 @@ def test_loops_wait_for_no_load(capability, tmp_path):
     pytest.importorskip("triton", reason="Triton is not installed (it has wheels for Linux on x86-64)")
     program = f"""
 from itertools import chain
-from research.compiled import attention_launches, awaited_loads, product_launches
+from tests.engine.compiled import attention_launches, awaited_loads, product_launches
 for name, launch in chain(product_launches(), attention_launches()):
     if "bf16 rows16" in name or "d128 group7 bf16 rows8" in name:
         print(awaited_loads(launch, {capability}), name)

@@ -1,6 +1,6 @@
 """Mutation tests: mistakes made one at a time in a copy of the code, each of which must fail ``make test``.
 
-python -m research.studies.mutations [NAME ...]
+python -m tests.mutations [NAME ...]
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 QUICK = ("-q", "-x", "-p", "no:cacheprovider", "-m", "not full and not gpu")
 
 

@@ -1,17 +1,16 @@
 """Counts of one decoding pass at published sizes: launches, read-backs, bytes allocated and read. Needs no weights.
 
-``python -m research.counts`` prints them for the stock modules and for the fused decoder as a GPU replays it, with
-weights as loaded and quantised. The models are on the meta device: every operation is seen with its shapes, nothing is
-computed. An operation counts as one kernel, attention of the engine as its two, one of our other kernels as its one,
-and a product that is added to a matrix as two: CUDA copies the matrix first. Operations that torch splits further are
-not seen, so the counts are lower bounds. In addition the host waits for the token of each pass when decoding token by
-token; it waits once for a chain of replayed passes.
+The models are on the meta device: every operation is seen with its shapes, nothing is computed. An operation counts as
+one kernel, attention of the engine as its two, one of our other kernels as its one, and a product that is added to a
+matrix as two: CUDA copies the matrix first. Operations that torch splits further are not seen, so the counts are lower
+bounds. In addition the host waits for the token of each pass when decoding token by token; it waits once for a chain of
+replayed passes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -23,8 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from research.random_decoder import Language, engine_of, language
-from research.sizes import DEVICES, SIZES, Size
-from vidspec.bench import tables
+from research.sizes import Size
 from vidspec.engine import attention, few_rows, fused, quantised
 from vidspec.engine.block_kernels import BlockKernels
 from vidspec.engine.fused import FusedDecoder
@@ -32,8 +30,6 @@ from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.matrix import Precision
 from vidspec.engine.rows import Rows
 from vidspec.models.head import HeadDecoder
-
-__all__ = ["Counts", "counted", "counted_eager", "counted_head", "shared", "table"]
 
 _META = torch.device("meta")
 _PRODUCTS = ("mm", "addmm", "addmm_", "bmm", "linear", "matmul", "few_row_product")
@@ -253,37 +249,3 @@ def _attention(found: Counts) -> Callable[..., torch.Tensor]:
         return query.new_empty(len(query), query.shape[1] * query.shape[2])
 
     return attend
-
-
-def table(names: Sequence[str] = ("7B", "32B", "72B"), entries: int = 25_000) -> str:
-    """Return a Markdown table, a line for each size and decoder."""
-    header = ["model", "decoder", "kernels", "of them products", "host reads", "allocated per pass", "weights"]
-    header += [f"KV of {entries:,}", *(f"limit {device.name}" for device in DEVICES.values())]
-    lines = []
-    kinds: tuple[tuple[Literal["stock", "fused"], Precision | None], ...] = (
-        ("stock", None),
-        ("fused", None),
-        ("fused", "int8"),
-        ("fused", "int4"),
-    )
-    for name in names:
-        for kind, weights in kinds:
-            one = counted(SIZES[name], kind, entries, weights=weights)
-            once = f" ({one.allocated / 2**20:.1f} MiB once)" if one.replayed else ""
-            read = one.weights + one.cache
-            lines.append(
-                (
-                    name,
-                    kind if weights is None else f"{kind}, {weights}",
-                    *map(str, (one.launches, one.products, one.reads)),
-                    f"{one.per_pass / 2**20:.1f} MiB{once}",
-                    f"{one.weights / 1e9:.1f} GB",
-                    f"{one.cache / 1e9:.2f} GB",
-                    *(f"{1000 * read / device.bandwidth:.1f} ms" for device in DEVICES.values()),
-                )
-            )
-    return tables.table(header, lines)
-
-
-if __name__ == "__main__":
-    print(table())

@@ -1,8 +1,8 @@
-"""The mistakes of ``research.studies.mutations`` still fit the code, so that the study can be repeated."""
+"""The mistakes of ``tests.mutations`` still fit the code, so that the study can be repeated."""
 
 import pytest
 
-from research.studies.mutations import MUTATIONS, ROOT, Mutation
+from tests.mutations import MUTATIONS, ROOT, Mutation
 
 
 @pytest.mark.parametrize("one", MUTATIONS, ids=lambda one: one.name)

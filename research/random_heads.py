@@ -31,15 +31,25 @@ class RandomHead(Language):
         tokens: the target's id of each of its own ids.
         blocks: target blocks whose input it reads.
         size, mask: of a block head: tokens of a block, and the id of a masked position.
-        whole, candidates: of a block head: it drafts whole blocks, and has no selector.
+        first, whole, candidates, markov, in_turn, confident: of a block head: its first drafted position; it drafts
+            whole blocks, all positions at once, and has neither selector nor confidences.
     """
 
     tokens: torch.Tensor
     blocks: tuple[int, ...]
     size: int = 0
     mask: int = 0
+    first: int = 1
     whole: bool = True
     candidates: int = 0
+    markov: bool = False
+    in_turn: bool = False
+    confident: bool = False
+
+    @property
+    def most(self) -> int:
+        """Tokens that a block drafts at most."""
+        return self.size - self.first
 
 
 @torch.inference_mode()

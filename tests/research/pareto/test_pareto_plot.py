@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.figure import Figure
 
-from research.commands import PICTURE
+from research.pareto.__main__ import PICTURE
 from research.pareto.outcome import outcome
 from research.pareto.plot import draw
 from tests.research.pareto.test_pareto import everything, record, results

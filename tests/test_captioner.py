@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.checkpoints import checkpoint, readable
-from tests.ready_clips import serve_captions
+from tests.ready_clips import ReadyClips, serve_captions
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.decoding import decode, engine_thread
@@ -345,6 +345,16 @@ def test_estimate_times_plain_steps_and_changes_nothing_else(captioner, monkeypa
     # Of each half those up to its median are counted, however busy the machine is.
     assert decode.LEAST / 2 <= len(timed) <= decode.MOST and min(timed) > 0
     assert after.speed["estimate"] == pytest.approx(0.5 * (len(after.token_ids) - 1) / after.timings["decode"])
+
+
+def test_an_estimate_reads_no_clip_again(captioner):
+    """The frames have been released by then."""
+    client = other(captioner, {"generate.max_new_tokens": 24}).client
+    clip = client.inputs.read(CLIP)
+    again = []
+    request = CaptionRequest(str(CLIP), clip, estimates_speedup=True, reread=lambda: again.append(clip) or clip)
+    events = [event for _, event in client.serve(ReadyClips([request]), batch=1)]
+    assert any(isinstance(event, Finished) for event in events) and not again
 
 
 def test_no_estimate_where_plain_steps_change_their_time(captioner, monkeypatch):

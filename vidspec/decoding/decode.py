@@ -42,6 +42,7 @@ def decode(sequence: Sequence, can_estimate: Callable[[Sequence], bool]) -> Step
     """
     setup = sequence.setup
     try:
+        sequence.restore_frames()
         sequence.attempt()
         yield from setup.schedule(sequence)
         check_text(sequence)

@@ -93,14 +93,18 @@ class Sequence(LoopClient):
         """Emit ``Restarted`` and begin the text again, with frames that are read again if they were released."""
         self.end_attempt()
         self.emit(Restarted(why))
+        self.restore_frames()
         self.attempt()
 
-    def attempt(self) -> None:
-        """Begin the text, or begin it again with nothing emitted; frames that were released are read again."""
-        from vidspec.models.detokenizer import Detokenizer
-
+    def restore_frames(self) -> None:
+        """Read the frames again if an earlier attempt has released them."""
         if self.job.reread is not None and not self.job.frames.frames.size:
             self.job = replace(self.job, clip=self.job.reread())
+
+    def attempt(self) -> None:
+        """Begin the text, or begin it again with nothing emitted."""
+        from vidspec.models.detokenizer import Detokenizer
+
         model, self.limits = self.setup.target.model, self.setup.limits
         self.text = Detokenizer(model.tokenizer, self.setup.profile.generate.stop, thinks=model.template.thinks)
         self.drafting, self.prefilled, self.released = None, None, None

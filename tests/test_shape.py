@@ -8,6 +8,8 @@ import shutil
 import statistics
 import sys
 import threading
+from importlib import import_module
+from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import CodeType
 
@@ -21,6 +23,7 @@ from vidspec.display.state import PanelState
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.events.events import Finished, Round
+from vidspec.runs.run import _JobSource
 
 ROOT = Path(vidspec.__file__).parent
 #: Parts of functions.
@@ -29,6 +32,9 @@ INNER = ("<lambda>", "<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<mod
 WAY, WAY_FILES = 35, 22
 #: Functions that run in this process to caption one clip.
 RAN = 1572
+#: Functions of cli, config and runs from the arguments to the first clip that a captioner is asked, and climbs between
+#: their files; 233 and 92 in version 0.4.0.
+BEGUN, CLIMBS = 243, 107
 #: Classes with the path of the clip while it is captioned.
 HELD = 7
 
@@ -114,6 +120,40 @@ def test_the_functions_that_run_for_one_clip(profiled, capsys):
     profiled(None)
     assert code == 0 and capsys.readouterr().out
     assert 500 < len(seen) <= RAN
+
+
+def test_the_way_from_the_arguments_to_the_first_clip(profiled, monkeypatch, capsys):
+    """Distinct functions that are entered, comprehensions and bodies of classes and modules apart.
+
+    A climb is a return to a file that was left before: where the reader goes back to it.
+    """
+    way, take = {}, _JobSource.take
+    rooms = tuple(f"{ROOT / room}/" for room in ("cli", "config", "runs"))
+
+    def note(frame, event, argument):
+        code = frame.f_code
+        is_function = code.co_flags & CO_OPTIMIZED and code.co_name not in INNER
+        if event == "call" and is_function and code.co_filename.startswith(rooms):
+            way.setdefault(code)
+
+    def taken(source):
+        if (request := take(source)) is not None:
+            profiled(None)
+        return request
+
+    import_module("vidspec.cli.app")  # makes the options, once for each process
+    monkeypatch.setattr(_JobSource, "take", taken)
+    profiled(note)
+    code = main(["caption", str(shipped()[-1]), "--format", "jsonl", "--set", "generate.max_new_tokens=2"])
+    profiled(None)
+    assert code == 0 and capsys.readouterr().out
+    climbs, left, here = 0, set(), ""
+    for one in way:
+        climbs += one.co_filename != here and one.co_filename in left
+        here = one.co_filename
+        left.add(here)
+    told = "\n".join(f"{Path(one.co_filename).relative_to(ROOT)}: {one.co_qualname}" for one in way)
+    assert 50 < len(way) <= BEGUN and climbs <= CLIMBS, f"{len(way)} functions, {climbs} climbs\n{told}"
 
 
 def holders(text):

@@ -185,7 +185,7 @@ def test_columns_of_a_parquet_file(vidspec):
     for more in (("-o", "out.jsonl"), ("--output-dir", "out")):
         command = ("caption", "s.parquet", *more, "--prompt", "{tags}, {n}, {rest}")
         assert vidspec(*command, "--template", "{tags}: {caption}").code == 0
-        assert asked() == {"k/b/good.mp4": "x, y, 3, {rest}", "k/c/good.mp4": "{n}, {rest}"}
+        assert asked() == {"k/b/good.mp4": "x, y, 3, 1", "k/c/good.mp4": "{n}, 2"}
         assert vidspec(*command, "--template", "{tags}: {caption}").code == 0 and not asked()
         ran = vidspec("caption", "s.parquet", *more[:-1], "new" + more[-1], "--template", "{other}: {caption}")
         assert ran.code == 2 and "has no field but {caption}, not {other}" in ran.err

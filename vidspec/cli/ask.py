@@ -74,7 +74,6 @@ def _open_session(
     from vidspec.decoding.default_profile import resolve_profile
     from vidspec.runs.inputs import require_file
     from vidspec.runs.local import readers_for
-    from vidspec.runs.planning import require_devices
     from vidspec.runs.run_settings import check_machine, profile_keys, read_texts
 
     require_file(clip)
@@ -88,7 +87,6 @@ def _open_session(
     if resolved.note is not None and not options.quiet:
         print_note(f"note: {resolved.note}")
     check_machine(spec, profile)
-    require_devices(profile)
     for line in () if options.quiet else start.demo_notes(profile, (), f"ask {shlex.quote(clip)}"):
         print_note(line)
     fetches = not options.quiet and start.announce(profile)

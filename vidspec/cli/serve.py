@@ -114,7 +114,6 @@ def _serve(spec: RunSpec, options: TerminalOptions, config: ServeConfig, listene
     from vidspec.config.user_config import read_config
     from vidspec.decoding.default_profile import resolve_profile
     from vidspec.runs.feed import reader_count
-    from vidspec.runs.planning import require_devices
     from vidspec.runs.run_settings import check_machine, profile_keys, read_texts
 
     require_one_prompt("serve", spec)
@@ -124,7 +123,6 @@ def _serve(spec: RunSpec, options: TerminalOptions, config: ServeConfig, listene
     if resolved.note is not None and not options.quiet:
         print_note(f"note: {resolved.note}")
     check_machine(spec, profile)
-    require_devices(profile)
     for line in () if options.quiet else start.demo_notes(profile, (), "serve"):
         print_note(line)
     fetches = not options.quiet and start.announce(profile)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vidspec.runs.store.sidecars import SegmentNames, SidecarNames
 
 __all__ = [
-    "check_files_distinct",
+    "check_files",
     "open_store",
     "plan_renderers",
     "writes_clip_file",
@@ -53,7 +53,6 @@ def plan_renderers(
     spec: RunSpec,
     forms: Sequence[OutputFormat],
     found: InputListing,
-    entries: Sequence[Job],
     profile: Profile,
     shard: Shard | None,
     *,
@@ -72,6 +71,7 @@ def plan_renderers(
     from vidspec.runs.store.sidecars import SegmentNames, SidecarNames, check_sidecar_names
     from vidspec.runs.stores import is_url
 
+    entries = found.entries
     data, texts = schema_properties(profile.generate.grammar_schema), spec.second_texts
     if writes_parts(spec, forms, entries):
         part = cast("PartFormat", make_format(forms[0].name, data=data, texts=texts))
@@ -99,7 +99,11 @@ def plan_renderers(
             check_output(path, [entry.path for entry in entries], option("output"))
         folder = path.parent if path else "."
         form = make_format(form.name, several=found.several, data=data, texts=texts, folder=folder)
-        _check_clips(form, entries, cut)
+        for entry in entries:
+            if cut is not None and form.lists_files:
+                form.check_clip(str(cut.video(entry)), None)
+            else:
+                form.check_clip(entry.path, entry.shard)
         paths.append(path)
         shown.append(_shown_in(path, form))
     if each and spec.output_dir is None and any(entry.shard for entry in entries):
@@ -110,21 +114,14 @@ def plan_renderers(
         shown.append(ClipFiles(each, spec.existing or "skip"))
     if cut is not None:
         shown.append(SegmentFiles(cut, spec.existing or "skip", spec, profile))
-    if not (each or cut or any(paths)):
-        _refuse_earlier(spec)
+    for name in () if each or cut or any(paths) else ("overwrite", "retry_failed", "checksum"):
+        if getattr(spec, name):
+            hint = f"name one with {option('output', 'FILE')} or {option('output_dir', 'DIR')}"
+            raise UsageError(f"{option(name)} needs an output file", hint=hint)
     _check_existing(spec, each or ([] if cut is None else [cut]))
     if spec.output_dir is not None and os.path.exists(spec.output_dir) and not os.path.isdir(spec.output_dir):
         raise UsageError(f"{option('output_dir', spec.output_dir)}: is not a folder")
     return shown
-
-
-def _check_clips(form: OutputFormat, entries: Sequence[Job], cut: SegmentNames | None) -> None:
-    """Refuse clips that a format of one file cannot name; one that lists files has the segments of a cut."""
-    for entry in entries:
-        if cut is not None and form.lists_files:
-            form.check_clip(str(cut.video(entry)), None)
-        else:
-            form.check_clip(entry.path, entry.shard)
 
 
 def _shown_in(path: Path | None, form: OutputFormat) -> Renderer:
@@ -137,14 +134,6 @@ def _shown_in(path: Path | None, form: OutputFormat) -> Renderer:
     if path.exists() and not path.is_file():
         return Stream(FileLines(path), form)
     return RunFile(path, form)
-
-
-def _refuse_earlier(spec: RunSpec) -> None:
-    """Refuse options about earlier output of a run that writes standard output alone."""
-    for name in ("overwrite", "retry_failed", "checksum"):
-        if getattr(spec, name):
-            hint = f"name one with {option('output', 'FILE')} or {option('output_dir', 'DIR')}"
-            raise UsageError(f"{option(name)} needs an output file", hint=hint)
 
 
 def _check_cut(names: SegmentNames, spec: RunSpec, forms: Sequence[OutputFormat], entries: Sequence[Job]) -> None:
@@ -227,8 +216,8 @@ def _check_place(
         raise UsageError(f"{option('format', form.name)}: several clips need a file each", hint=hint)
 
 
-def check_files_distinct(spec: RunSpec, renderers: Sequence[Renderer], entries: Sequence[Job], config: Path) -> None:
-    """Refuse options that name the same file, before anything is written.
+def check_files(spec: RunSpec, renderers: Sequence[Renderer], entries: Sequence[Job], config: Path) -> None:
+    """Refuse files that cannot be written, and options that name the same file, before anything is written.
 
     Raises:
         UsageError: naming both options.
@@ -242,6 +231,15 @@ def check_files_distinct(spec: RunSpec, renderers: Sequence[Renderer], entries: 
     from vidspec.runs.stores import is_url
     from vidspec.runs.writers import FileLines, Stream
 
+    clips = [entry.path for entry in entries]
+    if spec.trace is not None:
+        from vidspec.runs.trace_file import TRACE
+
+        check_output(spec.trace, clips, option("trace"), TRACE)
+    if spec.report is not None:
+        from vidspec.display.pages.page import check_page
+
+        check_page(spec.report, clips)
     profile = named_file(spec.profile) if spec.profile else None
     parts = isinstance(renderers[0], PartFiles) if renderers else False  # it compares them with their shards
     inputs = () if parts else (path for path in spec.paths if not is_url(path))

@@ -6,33 +6,25 @@ Searches folders and lists, checks every option, and writes nothing; ``vidspec.r
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vidspec.config.run_spec import RunSpec
 from vidspec.errors import UsageError, VideoError, option
 from vidspec.events.tally import counted
-from vidspec.files import check_output
-from vidspec.runs.destinations import (
-    check_files_distinct,
-    open_store,
-    plan_renderers,
-    writes_clip_file,
-    writes_parts,
-)
+from vidspec.runs.destinations import check_files, open_store, plan_renderers, writes_clip_file, writes_parts
+from vidspec.runs.job import Job
 from vidspec.runs.reporter import RunReporter
 from vidspec.runs.run_settings import (
-    check_fields,
+    check_clips,
+    check_listed,
     check_machine,
     complete_spec,
-    greedy_note,
-    joined_list_note,
-    misnamed_output,
     output_formats,
+    plan_notes,
     profile_keys,
     read_texts,
-    timed_text_note,
 )
 from vidspec.runs.shards import save_array, shard_of
 from vidspec.runs.store.records import settings_digest
@@ -41,14 +33,12 @@ from vidspec.runs.store.run_lines import CaptionRun
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
     from vidspec.runs.allowance import FetchLimits
-    from vidspec.runs.formats.base import OutputFormat
     from vidspec.runs.inputs import InputListing
-    from vidspec.runs.job import Job
     from vidspec.runs.renderers import Renderer
     from vidspec.runs.run_store import RunStore
     from vidspec.runs.shards import Shard
 
-__all__ = ["RunPlan", "plan", "require_devices"]
+__all__ = ["RunPlan", "plan"]
 
 
 @dataclass(frozen=True)
@@ -131,145 +121,83 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
     Raises:
         UsageError, ProfileError: an option is wrong, or there is no clip.
     """
-    from vidspec.config.user_config import PAIRED, read_config
+    from vidspec.config.user_config import read_config
     from vidspec.decoding.default_profile import resolve_profile
     from vidspec.runs import inputs
     from vidspec.runs.allowance import fetch_limits
-    from vidspec.runs.job import named_fields
     from vidspec.runs.rendering import check_template
-    from vidspec.runs.sources.base import is_shard
 
     reporter = reporter or RunReporter()
     if spec.template is not None:
         check_template(spec.template, option("template"))
-    begin, end = spec.clip_range
     defaults = read_config()
     inputs.check_inputs(spec)
-    named = spec.profile or os.environ.get("VIDSPEC_PROFILE") or None
-    written, spec = spec, read_texts(spec)
-    keys = profile_keys(spec)
-    resolved = resolve_profile(named, keys, defaults)
+    asked = read_texts(spec)
+    keys = profile_keys(asked)
+    resolved = resolve_profile(spec.profile or os.environ.get("VIDSPEC_PROFILE") or None, keys, defaults)
     profile = resolved.profile
     forms = output_formats(spec, defaults)  # a profile's plugins may read further kinds of shards
-    beside = any(writes_clip_file(spec, form) for form in forms)
-    for note in filter(
-        None, (misnamed_output(spec, forms), timed_text_note(spec, forms), joined_list_note(spec, forms))
-    ):
+    for note in plan_notes(spec, keys, forms, resolved):
         reporter.note(note)
-    if resolved.sources.get("models.draft") == PAIRED:
-        reporter.note(f"the draft is {profile.models.draft}, listed by `vidspec models` (--draft names another)")
-    for note in filter(None, (greedy_note(keys, profile), resolved.note)):
-        reporter.note(note)
-    if spec.engine == "local":
-        require_devices(profile)
-    check_machine(spec, profile)
+    check_machine(asked, profile)
     limits = fetch_limits(spec)
+    beside = any(writes_clip_file(spec, form) for form in forms)
     shard = shard_of(spec, beside=beside)
-    found = inputs.collect_inputs(spec, links=beside)
-    _check_rows(spec, [entry.path for entry in found.entries])
+    found = _find_clips(spec, shard, reporter, links=beside)
+    if not writes_parts(spec, forms, found.entries):
+        _open_shards(asked, profile, found, limits, reporter)
+    entries = found.entries
+    check_clips(asked, forms, entries)
+    planned = complete_spec(asked, resolved, defaults)
+    renderers = plan_renderers(planned, forms, found, profile, shard, prints=prints)
+    check_files(spec, renderers, entries, defaults.path)
+    return RunPlan(planned, profile, found, renderers, beside, shard)
+
+
+def _find_clips(spec: RunSpec, shard: Shard | None, reporter: RunReporter, *, links: bool) -> InputListing:
+    """Return the clips of a run or its shard, each with its time range.
+
+    Raises:
+        UsageError: there is none, or an option needs others.
+    """
+    from vidspec.runs import inputs
+
+    found = inputs.collect_inputs(spec, links=links)
+    check_listed(spec, [entry.path for entry in found.entries])
     total = len(found.entries)
     if shard is not None:  # before missing clips are left out: all tasks must deal the same names
         found.entries = shard.select(found.entries, searched=found.searched)
     inputs.drop_missing(found, spec.paths)
     for line in found.unreadable:
         reporter.error(line)
+    begin, end = spec.clip_range
     for entry in found.entries:
         if (entry.start, entry.end) == (None, None):
             entry.start, entry.end = begin, end
-    entries: Sequence[Job] = found.entries
-    if not (entries or (shard and total)):
+    if not (found.entries or (shard and total)):
         empty = "none of them can be read" if found.unreadable else "the folder or list is empty"
         raise UsageError("there is no video to caption", hint=found.left_out or empty)
     if shard:
         source = f" (from the SLURM job array {shard.array}; --shard 1/1 captions all)" if shard.array else ""
-        reporter.info(f"shard {shard.number} of {shard.count}: {len(entries)} of {counted(total, 'clip')}{source}")
-    if any(is_shard(entry.path) for entry in entries):
-        _check_shards(spec)
-        if not writes_parts(spec, forms, entries):
-            names = named_fields(spec, profile)
-            found.entries = entries = list(_open_shards(entries, found, spec.column, limits, names, reporter))
-    check_fields(spec, entries)
-    _check_files(spec, [entry.path for entry in entries])
-    spec = complete_spec(spec, resolved, defaults)
-    _check_questions(spec, forms, entries)
-    renderers = plan_renderers(spec, forms, found, entries, profile, shard, prints=prints)
-    check_files_distinct(written, renderers, entries, defaults.path)
-    return RunPlan(spec, profile, found, renderers, beside, shard)
-
-
-def require_devices(profile: Profile) -> None:
-    """Check that the devices a profile names are available; imports torch only if it names one besides the CPU.
-
-    Raises:
-        DeviceError: a device is not available.
-    """
-    models, workers = profile.models, profile.workers
-    named = (models.device, models.draft_device, workers.target, workers.draft)
-    if any(device not in (None, "auto", "cpu") for device in named):
-        from vidspec.decoding import auto
-
-        auto.target_placement(profile)
-        auto.draft_placement(profile)
-
-
-def _check_rows(spec: RunSpec, paths: Sequence[str]) -> None:
-    """Refuse options about the rows of Parquet files if there are none."""
-    if any(path.lower().endswith(".parquet") for path in paths):
-        return
-    for name in ("column", "allow_paths", "allow_urls"):
-        if getattr(spec, name):
-            raise UsageError(f"{option(name)} needs a Parquet file among the inputs")
-
-
-def _check_shards(spec: RunSpec) -> None:
-    """Refuse options that need clips in files of their own."""
-    if spec.checksum:
-        hint = "leave it out: clips in a tar are recognised by the size and time stored there, also in a copy of it"
-        raise UsageError(f"{option('checksum')} needs clips that are files, not shards", hint=hint)
+        clips = f"{len(found.entries)} of {counted(total, 'clip')}"
+        reporter.info(f"shard {shard.number} of {shard.count}: {clips}{source}")
+    return found
 
 
 def _open_shards(
-    entries: Sequence[Job],
-    found: InputListing,
-    column: str | None,
-    limits: FetchLimits,
-    names: set[str],
-    reporter: RunReporter,
-) -> Iterator[Job]:
-    """Yield clips, with shards replaced by their members; unreadable shards are reported and left out."""
+    spec: RunSpec, profile: Profile, found: InputListing, limits: FetchLimits, reporter: RunReporter
+) -> None:
+    """Replace shards by the clips in them; unreadable shards are reported and left out."""
+    from vidspec.runs.job import named_fields
     from vidspec.runs.sources.base import is_shard, shard_members
 
-    for entry in entries:
+    if not any(is_shard(entry.path) for entry in found.entries):
+        return
+    names, entries = named_fields(spec, profile), list[Job]()
+    for entry in found.entries:
         try:
-            shard = is_shard(entry.path)
-            yield from shard_members(entry, column, limits, names) if shard else (entry,)
+            entries += shard_members(entry, spec.column, limits, names) if is_shard(entry.path) else (entry,)
         except VideoError as error:
             found.unreadable.append(str(error))
             reporter.error(str(error))
-
-
-def _check_files(spec: RunSpec, clips: Sequence[str]) -> None:
-    """Refuse further output files that cannot be written, or that another program wrote."""
-    if spec.trace is not None:
-        from vidspec.runs.trace_file import TRACE
-
-        check_output(spec.trace, clips, option("trace"), TRACE)
-    if spec.report is not None:
-        from vidspec.display.pages.page import check_page
-
-        check_page(spec.report, clips)
-
-
-def _check_questions(spec: RunSpec, forms: Sequence[OutputFormat], entries: Sequence[Job]) -> None:
-    """Refuse options that exclude several prompts per clip, those of a manifest included."""
-    from vidspec.runs.job import questions_of
-
-    if not any(questions_of(entry, spec) for entry in entries):
-        return
-    if spec.segment is not None:
-        raise UsageError(f"{option('segment')} and several questions of a manifest exclude each other")
-    if one := [form.name for form in forms if form.one_clip]:
-        raise UsageError(
-            f"{option('format', one[0])}: holds one caption per clip, not several answers",
-            hint=option("format", "jsonl"),
-        )
+    found.entries = entries

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -26,37 +26,61 @@ if TYPE_CHECKING:
     from vidspec.runs.job import Job
 
 __all__ = [
-    "check_fields",
+    "check_clips",
+    "check_listed",
     "check_machine",
     "complete_spec",
-    "greedy_note",
-    "joined_list_note",
-    "misnamed_output",
     "output_formats",
+    "plan_notes",
     "profile_keys",
     "read_texts",
-    "timed_text_note",
 ]
 
 
-def check_fields(spec: RunSpec, entries: Sequence[Job]) -> None:
-    """Check the fields of ``--template`` against the columns of the clips, unless those are in unopened shards.
+def check_listed(spec: RunSpec, paths: Sequence[str]) -> None:
+    """Check options that need shards among the listed inputs, or none.
+
+    Raises:
+        UsageError: names the option.
+    """
+    from vidspec.runs.sources.base import is_shard
+
+    if not any(path.lower().endswith(".parquet") for path in paths):
+        for name in ("column", "allow_paths", "allow_urls"):
+            if getattr(spec, name):
+                raise UsageError(f"{option(name)} needs a Parquet file among the inputs")
+    if spec.checksum and any(map(is_shard, paths)):
+        hint = "leave it out: clips in a tar are recognised by the size and time stored there, also in a copy of it"
+        raise UsageError(f"{option('checksum')} needs clips that are files, not shards", hint=hint)
+
+
+def check_clips(spec: RunSpec, forms: Sequence[OutputFormat], jobs: Sequence[Job]) -> None:
+    """Check the fields of texts against the columns of the clips, and options that exclude several prompts per clip.
+
+    Fields of the template are not checked if clips are in shards that are not open yet.
 
     Raises:
         UsageError: naming a field that no clip has, or one of a prompt that is misspelt.
     """
+    from vidspec.runs.job import questions_of
     from vidspec.runs.sources.base import is_shard
 
-    names = {"existing"}.union(*(one.columns for one in entries))
+    names = {"existing"}.union(*(one.columns for one in jobs))
     for name, texts in (("prompt", spec.prompt), ("turn", spec.turn)):
         for text in texts:
             check_names(text, option(name), names)
-    check_names(spec.rewrite or "", option("rewrite"), {*names, "caption"})
-    if spec.template is not None and not any(is_shard(one.path) for one in entries):
+    if spec.rewrite is not None:
+        check_names(spec.rewrite, option("rewrite"), {*names, "caption"})
+    if spec.template is not None and not any(is_shard(one.path) for one in jobs):
         fields = dict.fromkeys(("existing",) if spec.existing == "use" else ())
-        check_template(
-            spec.template, option("template"), fields | {name: None for one in entries for name in one.fields}
-        )
+        check_template(spec.template, option("template"), fields | {name: None for one in jobs for name in one.fields})
+    if not any(questions_of(job, spec) for job in jobs):
+        return
+    if spec.segment is not None:
+        raise UsageError(f"{option('segment')} and several questions of a manifest exclude each other")
+    if one := [form.name for form in forms if form.one_clip]:
+        message = f"{option('format', one[0])}: holds one caption per clip, not several answers"
+        raise UsageError(message, hint=option("format", "jsonl"))
 
 
 def profile_keys(spec: RunSpec) -> dict[str, object]:
@@ -143,46 +167,39 @@ def output_formats(spec: RunSpec, defaults: UserConfig) -> tuple[OutputFormat, .
     return forms
 
 
-def misnamed_output(spec: RunSpec, forms: Sequence[OutputFormat]) -> str | None:
-    """Return a note if the output file's suffix is that of another format than the one that is written to it."""
+def plan_notes(
+    spec: RunSpec, keys: Collection[str], forms: Sequence[OutputFormat], resolved: ResolvedProfile
+) -> Iterator[str]:
+    """Yield what a user should know of a run before it begins: what an option does besides what its name says."""
+    from vidspec.config.user_config import PAIRED
     from vidspec.runs.formats.base import format_names, make_format
 
+    profile = resolved.profile
     suffix = os.path.splitext(spec.output or "")[1].lower()
-    if not suffix or len(forms) > 1:  # of several formats each has its own suffix
-        return None
-    others = {make_format(name).suffix for name in format_names()} - {forms[0].suffix}
-    return f"--output {spec.output}: is written as {forms[0].name}, as --format says" if suffix in others else None
-
-
-def timed_text_note(spec: RunSpec, forms: Sequence[OutputFormat]) -> str | None:
-    """Return a note if the caption files beside clips, which trainers read, get lines with times of segments."""
-    beside = spec.output is None and spec.output_dir is None and spec.cut is None
-    if spec.segment is None or not beside or not any(form.name == "txt" for form in forms):
-        return None
-    return (
-        "--format txt with --segment writes a line with times for each segment, which trainers take for the caption "
-        "of the whole clip; --cut DIR writes each segment as a clip of its own, --format webdataset-txt joins the "
-        "captions, --output-dir keeps the files away from clips"
-    )
-
-
-def greedy_note(keys: Collection[str], profile: Profile) -> str | None:
-    """Return a note if keys that were set only shape the draws of a text that is greedy."""
+    if suffix and len(forms) == 1:  # of several formats each has its own suffix
+        others = {make_format(name).suffix for name in format_names()} - {forms[0].suffix}
+        if suffix in others:
+            yield f"--output {spec.output}: is written as {forms[0].name}, as --format says"
+    beside = spec.output is None and spec.output_dir is None
+    if spec.segment is not None and spec.cut is None:
+        if beside and any(form.name == "txt" for form in forms):
+            yield (
+                "--format txt with --segment writes a line with times for each segment, which trainers take for the "
+                "caption of the whole clip; --cut DIR writes each segment as a clip of its own, --format "
+                "webdataset-txt joins the captions, --output-dir keeps the files away from clips"
+            )
+        if (name := next((form.name for form in forms if form.lists_files), None)) is not None:
+            yield (
+                f"--format {name} with --segment lists each whole clip, with the captions of its segments joined; "
+                "--cut DIR writes and lists each segment as a clip of its own"
+            )
+    if resolved.sources.get("models.draft") == PAIRED:
+        yield f"the draft is {profile.models.draft}, listed by `vidspec models` (--draft names another)"
     wanted = [f"--{name.replace('_', '-')}" for name in ("top_k", "top_p", "min_p") if f"generate.{name}" in keys]
-    if not wanted or profile.generate.temperature > 0:
-        return None
-    return f"{wanted[0]} changes nothing: the text is greedy (--temperature 0.8 samples it)"
-
-
-def joined_list_note(spec: RunSpec, forms: Sequence[OutputFormat]) -> str | None:
-    """Return a note if a list for a trainer has a whole clip with the captions of all its segments."""
-    name = next((form.name for form in forms if form.lists_files), None)
-    if spec.segment is None or spec.cut is not None or name is None:
-        return None
-    return (
-        f"--format {name} with --segment lists each whole clip, with the captions of its segments joined; --cut DIR "
-        "writes and lists each segment as a clip of its own"
-    )
+    if wanted and profile.generate.temperature == 0:
+        yield f"{wanted[0]} changes nothing: the text is greedy (--temperature 0.8 samples it)"
+    if resolved.note is not None:
+        yield resolved.note
 
 
 def _require_package(what: str, package: str, modules: Sequence[str], hint: str) -> None:
@@ -192,17 +209,13 @@ def _require_package(what: str, package: str, modules: Sequence[str], hint: str)
             raise UsageError(f"{what} needs {package}, and module {module} is not installed", hint=hint)
 
 
-def _check_av() -> None:
-    """Refuse PyAV before 15: it bundles FFmpeg 7.1.0 or older, whose HEVC decoder deadlocks with several threads."""
-    found = version("av")
-    if int(found.partition(".")[0]) < 15:
-        raise UsageError(f"PyAV {found} is too old", hint="pip install 'av>=15'")
-
-
 def check_machine(spec: RunSpec, profile: Profile) -> None:
-    """Check that this machine can carry out a run: packages and decoders, before any model is loaded.
+    """Check that this machine can carry out a run: packages, decoders and devices, before any model is loaded.
+
+    Torch is imported only if the profile names a device besides the CPU.
 
     Raises:
+        DeviceError: a device is not available.
         UsageError: a package or a decoder is missing, or --verify is given with a profile whose correct captions may
             differ from plain decoding's.
     """
@@ -212,7 +225,8 @@ def check_machine(spec: RunSpec, profile: Profile) -> None:
             f"{profile.generate.temperature:g} are plain decoding's in distribution only",
             hint=f"set {option('generate.temperature', 0)}, or {option('draft.gamma', 'auto')}, which drafts greedily",
         )
-    _check_av()
+    if int((found := version("av")).partition(".")[0]) < 15:  # FFmpeg before 7.1.1 deadlocks on HEVC with threads
+        raise UsageError(f"PyAV {found} is too old", hint="pip install 'av>=15'")
     decoder = profile.video.decoder
     if spec.segment == "scenes":
         _require_package(
@@ -234,3 +248,10 @@ def check_machine(spec: RunSpec, profile: Profile) -> None:
     if profile.generate.json_schema == EVENTS_SCHEMA and spec.rewrite is not None:
         hint = f"leave out {option('rewrite')} or {option('style', 'events')}"
         raise UsageError(f"{option('rewrite')} and timed events exclude each other", hint=hint)
+    models, workers = profile.models, profile.workers
+    devices = (models.device, models.draft_device, workers.target, workers.draft)
+    if spec.engine == "local" and any(device not in (None, "auto", "cpu") for device in devices):
+        from vidspec.decoding import auto
+
+        auto.target_placement(profile)
+        auto.draft_placement(profile)

@@ -123,20 +123,6 @@ def test_a_mistyped_command(vidspec, typed, meant):
     assert (ran.code, ran.err) == (2, f"error: {word} is not a command; did you mean {meant}?\n")
 
 
-@pytest.mark.parametrize(
-    ("typed", "now"),
-    [
-        ("bench run clip.mp4", "`vidspec bench`"),
-        ("bench compare a.json b.json", "`python -m research.compare`"),
-        ("bench compare a.json b.json --level 0.9", "`python -m research.compare`"),
-        ("bench --latex table.tex", "`python -m research.results`"),
-    ],
-)
-def test_what_version_030_had_is_refused_with_what_replaces_it(vidspec, typed, now):
-    ran = vidspec(*typed.split())
-    assert ran.code == 2 and ran.err.count("\n") == 1 and ran.err.endswith(f" {now})\n")
-
-
 def test_profiles_lists_names_and_abouts(vidspec):
     ran = vidspec("profiles", "--all")
     assert ran.code == 0
@@ -241,7 +227,7 @@ def test_doctor(vidspec, monkeypatch):
     decoders = json.loads(vidspec("doctor", "--format", "json").out)["decoders"]
     assert decoders[-4:] == ["av", "nvdec", "vaapi", "videotoolbox"]
     text = vidspec("doctor").out
-    for label in ("python", "torch", "devices", "language models", "video", "model cache", "built-in pair"):
+    for label in ("python", "torch", "devices", "video", "model cache", "built-in pair"):
         assert label in text
 
 

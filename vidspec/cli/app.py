@@ -48,15 +48,6 @@ ClickError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException" and issubclass(base, Exception)
 )
 
-#: What replaces commands and options of version 0.3.0, by the error message for them.
-GONE = {
-    "vidspec bench: run: there is no such file": "`vidspec bench run` is now `vidspec bench`",
-    "vidspec bench: compare: there is no such file": "`vidspec bench compare` is now `python -m research.compare`",
-    "vidspec bench: No such option: --format": "`vidspec bench compare` is now `python -m research.compare`",
-    "vidspec bench: No such option: --level": "`vidspec bench compare` is now `python -m research.compare`",
-    "vidspec bench: No such option: --latex": "it is now an option of `python -m research.results`",
-}
-
 app = typer.Typer(
     name="vidspec",
     help="Caption video with large video-language models, faster: a draft proposes, the target verifies.",
@@ -147,9 +138,7 @@ def _run(application: typer.Typer, name: str, args: list[str]) -> int:
         if debug:
             print(escape_text(traceback.format_exc()), end="", file=sys.stderr)
         error.spelling = spell_flags(error, args)
-        message = str(error)
-        replacement = _replacement(f"{name} {args[0]}: {message}" if args else message)
-        print_error(f"{message} ({replacement})" if replacement else message)
+        print_error(str(error))
         return error.exit_code
     except ClickError as error:
         return _usage(error)
@@ -221,11 +210,6 @@ def _discard_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
 
 
-def _replacement(message: str) -> str | None:
-    """Return what replaces what version 0.3.0 had, from a command and its error message."""
-    return next((new for old, new in GONE.items() if message.startswith(old)), None)
-
-
 def _meant_command(word: str, commands: Iterable[str]) -> str | None:
     """Return what an unknown command stands for: captioning a path, or a command of a similar name."""
     if "caption" in commands and (os.path.exists(word) or "/" in word or os.path.splitext(word)[1] != ""):
@@ -245,9 +229,5 @@ def _usage(error: Exception) -> int:
     if unknown and (meant := _meant_command(unknown[1], getattr(context.command, "commands", ()) if context else ())):
         print_error(f"{unknown[1]} is not a command; did you mean {meant}?")
         return 2
-    if (replacement := _replacement(f"{path}: {message}")) is None:
-        replacement = f"see `{path} --help`"
-    else:
-        message = message.partition(" (")[0]
-    print_error(f"{' '.join(message.split())} ({replacement})")
+    print_error(f"{' '.join(message.split())} (see `{path} --help`)")
     return 2

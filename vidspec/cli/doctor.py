@@ -37,14 +37,6 @@ class MissingPackage:
     needed: bool
 
 
-@dataclass(frozen=True)
-class WeightTimes:
-    """The fastest layout of a weight on this CPU, and the seconds of a product of 1, 6 and 64 rows in each."""
-
-    layout: str
-    seconds: dict[str, list[float]]
-
-
 @dataclass
 class MachineReport:
     """Findings as plain values."""
@@ -56,8 +48,6 @@ class MachineReport:
     extras: list[str] = field(default_factory=list)
     devices: list[str] = field(default_factory=list)
     placement: str = ""
-    language_models: str = ""
-    weight_layouts: dict[str, WeightTimes] = field(default_factory=dict)
     decoders: list[str] = field(default_factory=list)
     model_cache: str = ""
     offline: bool = False
@@ -73,26 +63,16 @@ class MachineReport:
             ("extras", ", ".join(self.extras) or "none"),
             ("devices", ", ".join(self.devices) or "none"),
             ("models go to", self.placement or "none"),
-            ("language models", self.language_models or "none"),
-            ("weight layouts", self._layouts() or "measured when a model is loaded"),
             ("video", ", ".join(self.decoders) or "none"),
             ("model cache", self.model_cache + (" (offline: nothing is fetched)" if self.offline else "")),
             ("built-in pair", "present" if self.embedded_pair else "absent"),
         ]
 
-    def _layouts(self) -> str:
-        """Return the shapes of weights by their fastest layout."""
-        shapes: dict[str, list[str]] = {}
-        for shape, measured in self.weight_layouts.items():
-            shapes.setdefault(measured.layout, []).append(shape.removesuffix(" float32"))
-        return "; ".join(f"{layout}: {', '.join(found)}" for layout, found in sorted(shapes.items()))
-
 
 def doctor(form: Annotated[TextOrJson, typer.Option("--format", help="json: one object.")] = "text") -> int:
-    """Show versions, devices, video decoders, the model cache, how language models run, and what is missing.
+    """Show versions, devices, video decoders, the model cache, and what is missing: for a report of a bug.
 
-    `vidspec models` shows which models fit this machine. Layouts of weights are measured, for each number of threads,
-    when a model is loaded on a CPU; json has the times.
+    `vidspec models` shows which models fit this machine.
 
     Exit codes: 0 captioning can work, 3 something it needs is missing.
     """
@@ -122,8 +102,6 @@ def inspect() -> MachineReport:
         found.devices = _devices()
         found.missing += _missing_triton(found.devices)
         found.placement = _placement(sum(device.startswith("cuda") for device in found.devices))
-        found.language_models = _language_models()
-        found.weight_layouts = _weight_layouts()
     found.decoders = [name for name in ("decord", "av") if _import_package(name, found) is not None]
     if "av" in found.decoders:
         from vidspec.video.decode_hardware import DEVICES, refusal_reason
@@ -223,20 +201,3 @@ def _placement(gpus: int) -> str:
     if not gpus:
         reason = "torch sees no GPU" if first == "cpu" else "torch sees no CUDA device"
     return f"target and draft {first}: {reason}"
-
-
-def _language_models() -> str:
-    """Return the implementations of language models' blocks, by the rule of loading."""
-    from vidspec.engine.fused import FAMILIES
-
-    return f"fused for {', '.join(FAMILIES)}; otherwise stock blocks of transformers"
-
-
-def _weight_layouts() -> dict[str, WeightTimes]:
-    """Return what was measured on this CPU, with the current number of threads, by shape (out x in) and dtype."""
-    from vidspec.engine.layout_times import choose_fastest, known_times
-
-    return {
-        shape: WeightTimes(choose_fastest(times, copies=True), {name: [*column] for name, column in times.items()})
-        for shape, times in sorted(known_times().items())
-    }

@@ -8,42 +8,17 @@ over one token. All times in one unit. A speed-up is plain decoding's time per t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from vidspec.draft_length.window import chain_tokens
-
-
-def tree_tokens(parents: Sequence[int], betas: Sequence[float]) -> float:
-    """Return the expected tokens of a verified tree: 1 + the sum over nodes of the probability of their path.
-
-    Args:
-        parents: index of each node's parent, which comes before it; -1 for a child of the root.
-        betas: probability that a node is accepted, given that its parent was.
-
-    Raises:
-        ValueError: a parent that does not come before its child, or lists of unequal length.
-    """
-    if len(parents) != len(betas):
-        raise ValueError(f"{len(parents)} parents and {len(betas)} probabilities")
-    reached: list[float] = []
-    for i, (parent, beta) in enumerate(zip(parents, betas, strict=True)):
-        if not -1 <= parent < i:
-            raise ValueError(f"node {i} has parent {parent}")
-        reached.append(_share(beta) * (reached[parent] if parent >= 0 else 1.0))
-    return 1.0 + math.fsum(reached)
-
-
-def loose_beta(beta: float, strict: float) -> float:
-    """Return beta of a rule that is strict for a share of tokens: 1 - strict * (1 - beta) (LVSpec Theorem 2.2)."""
-    return 1 - _share(strict) * (1 - _share(beta))
 
 
 def sequential(tokens: float, gamma: int, tp1: float, tp_window: float, tq: float, overhead: float = 0.0) -> float:
     """Return the speed-up of the sequential schedule: tokens * T_p(1) / (gamma * T_q + T_p(gamma+1) + overhead).
 
-    ``tokens`` per target pass counts the correction or the bonus: ``chain_tokens``, ``tree_tokens``, or a measured
-    tau + 1. (SpecVLM Eq. 3 and LVSpec Eq. 3 leave the 1 out, although their tau does not contain it.) For a tree
-    ``gamma`` is its depth. ``tp_window`` is the pass over the window and the token before it.
+    ``tokens`` per target pass counts the correction or the bonus: ``chain_tokens``, or a measured tau + 1. (SpecVLM
+    Eq. 3 and LVSpec Eq. 3 leave the 1 out, although their tau does not contain it.) For a tree ``gamma`` is its
+    depth. ``tp_window`` is the pass over the window and the token before it.
     """
     return tokens * _time(tp1) / (gamma * tq + _time(tp_window) + overhead)
 

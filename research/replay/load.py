@@ -189,25 +189,3 @@ def throughput(device: DataSheet, pair: str, visual: int, batch: int, assumed: A
         plain,
         share((target, 1.0), (draft, assumed.kept)),
     )
-
-
-def notes(devices: Sequence[DataSheet], assumed: Assumed) -> list[str]:
-    """Return the assumptions behind the figures, a sentence or two each."""
-    sheets = "; ".join(
-        f"{one.name} {one.bandwidth / 1e12:g} TB/s, {one.flops / 1e12:g} TFLOP/s in bfloat16, {one.memory / 1e9:g} GB"
-        for one in devices
-    )
-    return [
-        f"Predicted, not measured. Data sheets: {sheets}. Decoding passes reach {assumed.decode_use:.0%} of bandwidth "
-        f"and arithmetic, vision towers and prompts {assumed.prefill_use:.0%} of arithmetic, towers at most "
-        f"{TOWER_FLOPS / 1e12:g} TFLOP/s (measured on an H100, as is the share of decoding).",
-        f"Captions of {assumed.tokens} tokens behind {PROMPT} of text and the visual tokens; {PER_FRAME} of these are "
-        f"a frame, of Qwen2.5-VL two frames. Weights in {assumed.weights}, KV cache and arithmetic in bfloat16.",
-        f"A drafted token is accepted with probability {assumed.beta:g}, pruned or not; the pruned draft keeps "
-        f"{assumed.kept:.0%} of the visual tokens. Gains are of decoding alone, "
-        + ("gamma is the best for each batch; 0 is no draft." if assumed.gamma is None else f"gamma {assumed.gamma}."),
-        "clips per s: vision, prompt and decoding follow each other on one device. A draft reads its prompt too, and "
-        "its tower sees all frames: where clips per s fall by it, plain decoding is the better choice.",
-        f"Memory is weights and KV cache; beyond {USABLE:.0%} of the device's it does not fit, for activations need "
-        "the rest.",
-    ]

@@ -19,20 +19,6 @@ def test_chain_tokens_by_hand():
     assert chain_tokens(1.0, 5) == 6
 
 
-def test_tree_tokens_by_hand():
-    """Two children of the root, the first with one child: 1 + .6 + .3 + .6 * .5."""
-    assert speed.tree_tokens([-1, -1, 0], [0.6, 0.3, 0.5]) == pytest.approx(2.2)
-    assert speed.tree_tokens([-1, 0, 1], [0.8] * 3) == pytest.approx(chain_tokens(0.8, 3))
-    assert speed.tree_tokens([], []) == 1
-    with pytest.raises(ValueError, match="parent"):
-        speed.tree_tokens([0], [0.5])
-
-
-def test_loose_beta_by_hand():
-    assert speed.loose_beta(0.79, 0.3) == pytest.approx(0.937)
-    assert speed.loose_beta(0.79, 1.0) == pytest.approx(0.79)
-
-
 def test_sequential_by_hand():
     """HIPPO 4.2: T_p = 3 T_q, three tokens; all accepted gives 2, none 0.5."""
     assert speed.sequential(4, 3, 3.0, 3.0, 1.0) == 2
@@ -89,7 +75,6 @@ def test_beta_and_length_are_each_others_inverse(beta, gamma):
         lambda: speed.beta_of_tokens_per_pass(5.5, 4),
         lambda: speed.parallel(0.5, 2, 0.0, 1.0, 1.0),
         lambda: speed.sequential(2, 2, 1.0, float("nan"), 1.0),
-        lambda: speed.tree_tokens([-1], []),
     ],
 )
 def test_impossible_arguments_are_refused(call):

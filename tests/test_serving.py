@@ -16,6 +16,7 @@ from vidspec.config import profiles
 from vidspec.decoding import tickets
 from vidspec.decoding.target import Target
 from vidspec.draft_length.batch import START
+from vidspec.drafting.base import FreeDrafter, drafters
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import ArgumentError, GenerationError
 from vidspec.events.events import Finished, LoopLoad, Opened, Prefilled, Restarted
@@ -184,6 +185,46 @@ def test_what_ends_one_clip_leaves_its_neighbours_alone(small_captioner, clips, 
     assert late.kind == "timeout" and "late.mp4: not captioned within 1 s" in late.message
     assert str(ended.pop(second)) == "a bug"
     assert ended == {path: ids for path, ids in expected.items() if path != second}
+    assert small_captioner.client.setup.target.model.decoder.slab.used == 0
+
+
+@pytest.fixture
+def endless():
+    """A drafter of one's own that never returns, for the clips named here; it says what ended it."""
+    found = SimpleNamespace(late=set(), ended=[])
+
+    class Endless(FreeDrafter):
+        def opened(self, clip):
+            self.late = found.watch.running[0].job.path in found.late
+
+        def guess(self, gamma):
+            if not self.late:
+                return []
+            found.watch.running[0].deadline = 0.0
+            try:
+                while True:
+                    pass
+            except BaseException as error:
+                found.ended.append(type(error).__name__)
+                raise
+
+    drafters.register("endless")(Endless)
+    yield found
+    drafters.forget(__name__)
+
+
+def test_a_drafter_that_never_returns_ends_with_its_clips_time(small_captioner, clips, endless, monkeypatch):
+    endless.watch = small_captioner.client.thread.loop.watch
+    monkeypatch.setattr(endless.watch, "grace", 0.01)
+    expected, _ = served(small_captioner, arrivals(clips), 1)
+    late = list(clips)[1]
+    endless.late.add(late)
+    captioner = under(small_captioner, "vanilla-sd", **{"draft.kind": "endless"})
+    ended, _ = served(captioner, arrivals(clips, timeout=3600.0), 3)
+    error = ended.pop(late)
+    assert error.kind == "timeout" and f"{late}: not captioned within 3600 s" in error.message
+    assert endless.ended == ["StepInterrupt"]
+    assert ended == {path: ids for path, ids in expected.items() if path != late}
     assert small_captioner.client.setup.target.model.decoder.slab.used == 0
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.decoding.toys import SharedToyEngine, blend, greedy_text, on_tables, random_table, rounds_of, text_steps
 from tests.tiers import examples
 from vidspec.decoding.limits import StoppingRules
-from vidspec.decoding.loop import SHARED, Loop, LoopClient
+from vidspec.decoding.loop import SHARED, Loop, LoopClient, StepInterrupt
 from vidspec.decoding.schedules.autoregressive import autoregressive
 from vidspec.decoding.schedules.sequential import sequential
 from vidspec.drafting.chain import ChainDrafter
@@ -390,6 +390,83 @@ def test_time_in_which_a_pass_is_compiled_is_not_its_own():
     added(loop, "a", one, autoregressive)
     run(loop)
     assert {passing.seconds for passing in told} == {1.0}
+
+
+def watched(loop, grace=0.001):
+    """The loop, with this thread's steps watched."""
+    loop.watch.grace = grace
+    loop.watch.start()
+    return loop
+
+
+@pytest.mark.parametrize("swallowed", [0, 2])
+def test_a_step_that_never_ends_is_interrupted_after_its_deadline(swallowed):
+    loop, caught = watched(Loop()), []
+
+    def endless():
+        while True:
+            try:
+                while True:
+                    pass
+            except BaseException as error:
+                caught.append(type(error).__name__)
+                if len(caught) > swallowed:
+                    raise
+        yield
+
+    client = LoopClient("endless")
+    client.steps, client.deadline = endless(), 0.0
+    try:
+        loop.begin(client)
+        engine = SharedToyEngine()
+        one, text = plain(engine, 1, StoppingRules(6))
+        added(loop, "other", one, autoregressive)
+        while one.request is not None:
+            loop.turn()
+    finally:
+        loop.watch.close()
+    assert caught == ["StepInterrupt"] * (swallowed + 1) and one.token_ids[1:] == text[1:]
+    assert "endless" in loop and client.request is None and not client.over and not loop.watch.thrown
+    loop.drop("endless")
+    assert not len(loop)
+
+
+def test_only_a_step_of_a_clip_that_is_late_is_interrupted():
+    """A thousand checks of the watch while a step runs, by a clock that is far beyond its grace."""
+    loop = watched(Loop(), grace=0.0)
+
+    def steps():
+        checks = 0
+        while checks < 1000:
+            loop.watch._check()
+            checks += 1
+        return checks
+        yield
+
+    client = LoopClient("in time", steps())
+    client.deadline = float("inf")
+    try:
+        loop.begin(client)
+    finally:
+        loop.watch.close()
+    assert client.value == 1000 and not loop.watch.thrown
+
+
+def test_an_interrupt_that_comes_as_the_step_ends_is_taken_back(monkeypatch):
+    thrown, loop = [], Loop()
+    monkeypatch.setattr("vidspec.decoding.loop._throw", lambda thread, error: thrown.append(error))
+
+    def steps():
+        loop.watch._check()
+        return "complete"
+        yield
+
+    loop.watch.grace = -1.0
+    client = LoopClient("just done")
+    client.steps, client.deadline = steps(), 0.0
+    loop.begin(client)
+    assert thrown == [StepInterrupt, None] and not loop.watch.thrown
+    assert client.over and client.value == "complete" and loop.watch.running is None
 
 
 def test_no_torch():

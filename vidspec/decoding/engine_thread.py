@@ -185,6 +185,7 @@ class EngineThread:
 
     def _stop(self) -> None:
         self._closed = True
+        self.loop.watch.close()
         self.wake.set()
 
     def _run(self) -> None:
@@ -192,6 +193,7 @@ class EngineThread:
         torch.set_num_threads(self._cores_set)
         with torch.inference_mode():
             while not self._closed:
+                self.loop.watch.pause()
                 self.wake.wait(None)
                 with ExitStack() as collections:
                     collections.enter_context(garbage.deferred(self._add_collection))
@@ -298,6 +300,8 @@ class EngineThread:
             self._end(submitted, error)
             return
         submitted.sequence = sequence
+        if sequence.deadline is not None:
+            self.loop.watch.start()
         self._admitted[sequence.key] = caller.clips[sequence.key] = submitted
         (caller.again if submitted in caller.again else caller.waiting).remove(submitted)
         submitted.request = submitted.trace = None  # the sequence releases the frames

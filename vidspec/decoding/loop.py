@@ -9,6 +9,8 @@ prompt rows as one pass may have.
 
 from __future__ import annotations
 
+import ctypes
+import threading
 import time
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
@@ -54,6 +56,7 @@ class LoopClient:
         request: the pending request; None before it begins and after its end.
         since: time of the request, by the loop's clock.
         over: True once ``steps`` has ended, by returning ``value`` or by raising ``error``.
+        deadline: time of abandonment, on ``time.monotonic``; None for never.
         overlaps: True if work that its next request does not need may be left in ``later``.
         later: runs while a device computes, at the latest before the decoding is resumed.
         failed: raised by it.
@@ -64,6 +67,7 @@ class LoopClient:
         self.steps = steps
         self.request: EngineRequest | None = None
         self.over = False
+        self.deadline: float | None = None
         self.value: object = None
         self.error: Exception | None = None
         self.since = 0.0
@@ -79,6 +83,73 @@ class LoopClient:
                 work()
             except Exception as error:
                 self.failed = error
+
+
+class StepInterrupt(BaseException):
+    """Raised inside a step that does not end. No ``Exception``: a part that catches those does not catch it."""
+
+
+class StepWatch:
+    """Interrupts a step that still runs after its decoding's deadline, from a thread of its own.
+
+    The exception is raised asynchronously, between two instructions of Python; code in C is not interrupted. A step is
+    left alone for :attr:`grace` seconds, as it may be changing what decodings share, and interrupted again if it goes
+    on. :meth:`Loop._resume` writes ``running`` before a step and None after it; then nothing more is thrown, and
+    ``thrown`` says that an exception may be pending, which :meth:`settle` takes back.
+    """
+
+    def __init__(self) -> None:
+        self.running: tuple[LoopClient, float] | None = None
+        self.thrown, self.grace = False, 5.0
+        self._throwing, self._closed, self._stepper = False, False, 0
+        self._wanted = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Watch the steps of the calling thread from now on."""
+        self._wanted.set()
+        if self._thread is None:
+            self._stepper = threading.get_ident()
+            self._thread = threading.Thread(target=self._watch, name="vidspec-step-watch", daemon=True)
+            self._thread.start()
+
+    def pause(self) -> None:
+        """Sleep until the next :meth:`start`: no step runs."""
+        self._wanted.clear()
+        if self._closed:
+            self._wanted.set()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed = True
+        self._wanted.set()
+
+    def settle(self) -> None:
+        """Take back an exception that was thrown too late."""
+        while self._throwing:
+            time.sleep(0)
+        _throw(self._stepper, None)
+        self.thrown = False
+
+    def _watch(self) -> None:
+        while self._wanted.wait() and not self._closed:
+            self._check()
+            time.sleep(self.grace / 5)
+
+    def _check(self) -> None:
+        if (step := self.running) is None:
+            return
+        (client, begun), now = step, time.monotonic()
+        if client.deadline is not None and now > client.deadline and now - begun > self.grace:
+            self._throwing = self.thrown = True
+            if self.running is step:
+                _throw(self._stepper, StepInterrupt)
+            self._throwing = False
+
+
+def _throw(thread: int, error: type[BaseException] | None) -> None:
+    """Make an exception pending in a thread; None takes it back."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error and ctypes.py_object(error))
 
 
 class Loop:
@@ -103,6 +174,7 @@ class Loop:
         overlaps: bool = False,
     ) -> None:
         self.now, self.on_pass, self.wake, self.synchronise = now, on_pass, wake or WakeEvent(), synchronise
+        self.watch = StepWatch()
         self._clients: dict[Hashable, LoopClient] = {}
         self._encoded_last, self.overlaps = False, overlaps
         self._leaving: list[LoopClient] = []  # that left work for later
@@ -286,7 +358,10 @@ class Loop:
         return [(client, answer) for (client, _), answer in zip(requests, drafted.answers, strict=True)]
 
     def _resume(self, client: LoopClient, answer: object = None) -> LoopClient:
-        """Run a decoding to its next request or its end; an exception as ``answer`` is raised in it."""
+        """Run a decoding to its next request or its end; an exception as ``answer`` is raised in it.
+
+        A decoding that was interrupted has no request, and waits to be dropped.
+        """
         assert client.steps is not None
         if client.request is not None:
             client.trace.waited += self.now() - client.since - client.request.seconds
@@ -295,12 +370,24 @@ class Loop:
             client.run_later()
         if client.failed is not None:
             answer, client.failed = client.failed, None
+        watch = self.watch
         try:
-            client.request = client.steps.throw(answer) if isinstance(answer, Exception) else client.steps.send(answer)
-        except StopIteration as end:
-            client.over, client.value = True, end.value
-        except Exception as error:
-            client.over, client.error = True, error
+            watch.running = client, time.monotonic()
+            try:
+                failed = isinstance(answer, Exception)
+                client.request = client.steps.throw(answer) if failed else client.steps.send(answer)
+            except StopIteration as end:
+                client.over, client.value = True, end.value
+            except Exception as error:
+                client.over, client.error = True, error
+            watch.running = None
+            if watch.thrown:
+                watch.settle()
+        except StepInterrupt:
+            watch.running = None
+            watch.settle()
+            if client.request is None and not client.over:
+                return client
         if not (client.over or isinstance(client.request, (Forward, Encode, Receive))):
             client.over, client.error = True, TypeError(f"{client.request!r}, yielded, is no engine request")
             client.steps.close()

@@ -65,7 +65,6 @@ class Sequence(LoopClient):
         text: text of the rounds, without reasoning; None for token ids only.
         draft_forwards: passes of the draft, prefill excluded.
         text_start: time of ``Prefilled``, in seconds of the trace.
-        deadline: time of abandonment, on ``time.monotonic``; None for never.
         shared: True if it ever shared the models with other clips.
     """
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 import weakref
 from types import SimpleNamespace
 
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 
 from tests.decoding.toys import SharedToyEngine, blend, greedy_text, on_tables, random_table, rounds_of, text_steps
 from tests.tiers import examples
+from vidspec.decoding import loop as loops
 from vidspec.decoding.limits import StoppingRules
-from vidspec.decoding.loop import SHARED, Loop, LoopClient, StepInterrupt
+from vidspec.decoding.loop import SHARED, Loop, LoopClient
 from vidspec.decoding.schedules.autoregressive import autoregressive
 from vidspec.decoding.schedules.sequential import sequential
 from vidspec.drafting.chain import ChainDrafter
@@ -392,9 +394,9 @@ def test_time_in_which_a_pass_is_compiled_is_not_its_own():
     assert {passing.seconds for passing in told} == {1.0}
 
 
-def watched(loop, grace=0.001):
+def watched(loop):
     """The loop, with this thread's steps watched."""
-    loop.watch.grace = grace
+    loop.watch.grace = 0.001
     loop.watch.start()
     return loop
 
@@ -431,41 +433,41 @@ def test_a_step_that_never_ends_is_interrupted_after_its_deadline(swallowed):
     assert not len(loop)
 
 
-def test_only_a_step_of_a_clip_that_is_late_is_interrupted():
-    """A thousand checks of the watch while a step runs, by a clock that is far beyond its grace."""
-    loop = watched(Loop(), grace=0.0)
-
-    def steps():
-        checks = 0
-        while checks < 1000:
-            loop.watch._check()
-            checks += 1
-        return checks
-        yield
-
-    client = LoopClient("in time", steps())
-    client.deadline = float("inf")
-    try:
-        loop.begin(client)
-    finally:
-        loop.watch.close()
-    assert client.value == 1000 and not loop.watch.thrown
+@pytest.mark.parametrize(("deadline", "begun"), [(None, 0.0), (float("inf"), 0.0), (0.0, float("inf"))])
+def test_a_clip_in_time_and_a_step_that_has_just_begun_are_left_alone(deadline, begun):
+    loop = Loop()
+    client = LoopClient("in time")
+    client.deadline = deadline
+    loop.watch.running = client, begun
+    loop.watch._check()
+    assert not loop.watch.thrown
 
 
 def test_an_interrupt_that_comes_as_the_step_ends_is_taken_back(monkeypatch):
-    thrown, loop = [], Loop()
-    monkeypatch.setattr("vidspec.decoding.loop._throw", lambda thread, error: thrown.append(error))
+    """The first is thrown and has not been raised when the step is over; a profiler shows that none is pending."""
+    loop, thrown, called, throw = watched(Loop()), [], [], loops._throw
+    loop.watch.close()
+
+    def late(thread):
+        thrown.append(thread)
+        if len(thrown) > 1:
+            throw(thread)
+
+    monkeypatch.setattr(loops, "_throw", late)
 
     def steps():
+        loop.watch.running = client, 0.0
         loop.watch._check()
         return "complete"
         yield
 
-    loop.watch.grace = -1.0
     client = LoopClient("just done")
     client.steps, client.deadline = steps(), 0.0
     loop.begin(client)
-    assert thrown == [StepInterrupt, None] and not loop.watch.thrown
+    sys.setprofile(lambda frame, event, argument: called.append(event))
+    (lambda: None)()
+    sys.setprofile(None)
+    assert thrown == [threading.get_ident()] * 2 and "call" in called and not loop.watch.thrown
     assert client.over and client.value == "complete" and loop.watch.running is None
 
 

@@ -128,8 +128,12 @@ class StepWatch:
         """Take back an exception that was thrown too late."""
         while self._throwing:
             time.sleep(0)
-        _throw(self._stepper, None)
-        self.thrown = False
+        try:
+            _throw(self._stepper)  # replaces a pending one. Null would too, and leave CPython 3.11's flag for it set
+            while True:
+                time.sleep(0)
+        except StepInterrupt:
+            self.thrown = False
 
     def _watch(self) -> None:
         while self._wanted.wait() and not self._closed:
@@ -143,13 +147,13 @@ class StepWatch:
         if client.deadline is not None and now > client.deadline and now - begun > self.grace:
             self._throwing = self.thrown = True
             if self.running is step:
-                _throw(self._stepper, StepInterrupt)
+                _throw(self._stepper)
             self._throwing = False
 
 
-def _throw(thread: int, error: type[BaseException] | None) -> None:
-    """Make an exception pending in a thread; None takes it back."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error and ctypes.py_object(error))
+def _throw(thread: int) -> None:
+    """Make an interrupt pending in a thread."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(StepInterrupt))
 
 
 class Loop:
@@ -374,8 +378,10 @@ class Loop:
         try:
             watch.running = client, time.monotonic()
             try:
-                failed = isinstance(answer, Exception)
-                client.request = client.steps.throw(answer) if failed else client.steps.send(answer)
+                if isinstance(answer, Exception):
+                    client.request = client.steps.throw(answer)
+                else:
+                    client.request = client.steps.send(answer)
             except StopIteration as end:
                 client.over, client.value = True, end.value
             except Exception as error:

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -90,6 +91,34 @@ def test_caption_help_shows_the_common_options_and_help_all_every_one(vidspec):
     assert set(options.values()) <= shown["--help-all"] and len(COMMON) < len(options) / 2
     assert {"Models", "Video", "Output"} <= shown["--help"] & shown["--help-all"]
     assert vidspec("caption", "--help-all").code == 0 and not any(one.hidden for one in command.params)
+
+
+def test_commands_stand_in_groups_with_an_example_each(vidspec):
+    """Examples are of commands that there are, with options that they have."""
+    commands, out = typer.main.get_command(app).commands, vidspec("--help").out
+    panels = re.findall("\u256d\u2500 (\\w+) ", out)
+    assert panels == ["Options", "Caption", "Look", "Models", "Measure"]
+    examples = [line.split()[1:] for line in out.partition("Examples:")[2].splitlines() if line.strip()]
+    assert sorted(one[0] for one in examples) == sorted(commands)
+    for name, *words in examples:
+        options = {option for one in commands[name].params for option in one.opts}
+        assert {word for word in words if word.startswith("-")} <= options
+
+
+@pytest.mark.parametrize("name", sorted(typer.main.get_command(app).commands))
+def test_flags_have_no_type_on_help_pages(vidspec, name):
+    out = vidspec(name, "--help").out
+    assert "<bool>" not in out and "--help" in out
+
+
+@pytest.mark.parametrize("name", ["bench", "serve", "review"])
+def test_help_pages_have_at_most_25_options(vidspec, name):
+    shown = {
+        page: re.findall(r"^\u2502 (--[\w-]+)", vidspec(name, page).out, re.MULTILINE)
+        for page in ("--help", "--help-all")
+    }
+    assert 10 < len(shown["--help"]) <= 25
+    assert name == "bench" or len(shown["--help-all"]) > 25
 
 
 def test_shells_complete_the_rarer_options_too(vidspec, monkeypatch):

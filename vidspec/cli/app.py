@@ -8,11 +8,11 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
-from inspect import cleandoc
+from inspect import cleandoc, signature
 from itertools import pairwise
 from typing import Annotated
 
@@ -35,7 +35,7 @@ from vidspec.cli import (
     serve,
 )
 from vidspec.cli.keys import spell_flags
-from vidspec.cli.options import CaptionHelp
+from vidspec.cli.options import Command, Group, LongHelp
 from vidspec.cli.printed import FULL, events_on_stderr, print_error
 from vidspec.errors import LostOutputError, UsageError, VidspecError
 from vidspec.escaping import HALF_CHARACTER, escape_text
@@ -48,28 +48,47 @@ ClickError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException" and issubclass(base, Exception)
 )
 
+#: Commands by group, each with an example.
+COMMANDS: Mapping[str, Mapping[str, tuple[Callable[..., object], str]]] = {
+    "Caption": {
+        "caption": (caption.caption, "vidspec caption clips/ -o captions.jsonl"),
+        "ask": (ask.ask, "vidspec ask clip.mp4 'What moves?' 'Which way?'"),
+        "merge": (merge.merge, "vidspec merge clips/ --format ltx -o dataset.jsonl"),
+        "serve": (serve.serve, "vidspec serve --port 8000"),
+    },
+    "Look": {
+        "review": (review.review, "vidspec review clips/ --open"),
+        "compare": (compare.compare, "vidspec compare a.jsonl b.jsonl -o page.html"),
+        "report": (report_page.report, "vidspec report captions.jsonl -o report.html"),
+    },
+    "Models": {
+        "models": (models.models, "vidspec models --card 4090"),
+        "profiles": (profiles.profiles, "vidspec profiles"),
+        "sample": (sample.sample, "vidspec sample --out clips"),
+        "doctor": (doctor.doctor, "vidspec doctor"),
+    },
+    "Measure": {
+        "bench": (bench.bench, "vidspec bench clip.mp4 --profiles ar,specvlm"),
+        "profile": (profile.profile, "vidspec profile clip.mp4"),
+    },
+}
+EXAMPLES = [example for group in COMMANDS.values() for _, example in group.values()] + ["vidspec config keys"]
+
 app = typer.Typer(
     name="vidspec",
+    cls=Group,
     help="Caption video with large video-language models, faster: a draft proposes, the target verifies.",
+    epilog="\n".join(["\b", "Examples:", *EXAMPLES]),
     no_args_is_help=True,
     suggest_commands=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("caption", cls=CaptionHelp)(caption.caption)
-app.command("ask")(ask.ask)
-app.command("serve")(serve.serve)
-app.command("profiles")(profiles.profiles)
-app.command("models")(models.models)
-app.command("doctor")(doctor.doctor)
-app.command("sample")(sample.sample)
-app.command("merge")(merge.merge)
-app.command("report")(report_page.report)
-app.command("compare")(compare.compare)
-app.command("review")(review.review)
-app.add_typer(config.app, name="config")
-app.command("profile")(profile.profile)
-app.command("bench")(bench.bench)
+for panel, group in COMMANDS.items():
+    for name, (function, _) in group.items():
+        has_more = "help_all" in signature(function).parameters
+        app.command(name, cls=LongHelp if has_more else Command, rich_help_panel=panel)(function)
+app.add_typer(config.app, name="config", cls=Group, rich_help_panel="Models")
 
 
 def _paragraphs(help_text: str) -> str:

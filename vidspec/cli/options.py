@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeAlias, TypeVar, get_args, get_type_hints
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from vidspec.cli.keys import COMMON_KEYS, KEY_SECTIONS, Completion, field_parameters, key_parameters, model_option
 from vidspec.config.run_spec import RunSpec
@@ -178,6 +178,9 @@ def flatten_options(
     return decorated
 
 
+#: Help of ``--profile`` in commands other than ``vidspec caption``.
+PROFILE_HELP = "Method of acceleration; `vidspec profiles` lists the names, and which are not lossless."
+
 ProfileOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -185,10 +188,7 @@ ProfileOption: TypeAlias = Annotated[
         "-p",
         envvar="VIDSPEC_PROFILE",
         metavar="NAME|FILE",
-        help="Method of acceleration; `vidspec profiles` lists the names (default: sparrow "
-        "for the built-in models, vanilla-sd-auto for others). "
-        "lvspec, fly and random-loose, and profiles named after them, are not lossless; "
-        "nor are fastv, pdrop, sparsevlm and dycoke, which prune the target itself.",
+        help=PROFILE_HELP,
         autocompletion=profile_names,
     ),
 ]
@@ -200,11 +200,30 @@ QuietOption: TypeAlias = Annotated[bool, _output("--quiet", help="Report failure
 DebugOption: TypeAlias = Annotated[bool, _check("--debug", help="Show the traceback of every error.")]
 
 
-class CaptionHelp(TyperCommand):
-    """Help page with the options in :data:`COMMON`, or all; shells complete all of them."""
+class PlainFlags:
+    """A command whose help page names no type beside flags."""
+
+    def get_params(self, ctx: Any) -> Any:
+        params = super().get_params(ctx)  # type: ignore[misc]
+        for one in params:
+            if getattr(one, "is_flag", False) and one.metavar is None:
+                one.metavar = ""
+        return params
+
+
+class Command(PlainFlags, TyperCommand):
+    pass
+
+
+class Group(PlainFlags, TyperGroup):
+    pass
+
+
+class LongHelp(Command):
+    """Help page without the options in :data:`RARE`, which ``--help-all`` shows; shells complete all of them."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        rare = [one for one in self.params if not (ctx.params.get("help_all") or one.name in COMMON)]
+        rare = [one for one in self.params if one.name in RARE and not ctx.params.get("help_all")]
         try:
             for option in rare:
                 option.hidden = True  # type: ignore[attr-defined]
@@ -277,3 +296,9 @@ class ModelOptions:
         if self.pair is not None and (self.target is not None or self.draft is not None):
             raise UsageError("--pair excludes --target and --draft", hint=f"give --pair {self.pair} alone")
         return ModelSource(self.pair or "embedded", self.target, self.draft, self.device, self.dtype, self.weights)
+
+
+#: Options that only ``--help-all`` shows: those of a run that are not common, and of the server some more.
+RARE = {parameter.name for parameter in (*_OptionGroup(RunSpec, (), {}).parameters.values(),)}
+RARE |= {field.name for field in fields(TerminalOptions)} | {"keep_videos", "max_duration", "max_waiting", "no_page"}
+RARE -= COMMON

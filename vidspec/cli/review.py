@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vidspec.cli.options import TerminalOptions, flatten_options
+from vidspec.cli.options import PROFILE_HELP, TerminalOptions, flatten_options
 from vidspec.config.run_spec import RunSpec
 
 if TYPE_CHECKING:
@@ -24,13 +24,15 @@ __all__ = ["review"]
 SHARED: tuple[str, ...] = ("paths", "from_file", "manifest", "include", "exclude", "include_images")
 SHARED += ("format", "output_dir", "name", "profile", "settings", "pair", "target", "draft", "device", "dtype")
 SHARED += ("weights", "threads", "frames", "fps", "max_pixels", "prompt", "system", "max_new_tokens", "temperature")
-SHARED += ("quiet", "debug")
+SHARED += ("quiet", "debug", "help_all")
+HELPS = {
+    "prompt": "Question about a clip that is captioned again, unless the page changes it.",
+    "profile": PROFILE_HELP,
+}
 HOST = "127.0.0.1"
 
 
-@flatten_options(
-    *SHARED, helps={"prompt": "Question about a clip that is captioned again, unless the page changes it."}
-)
+@flatten_options(*SHARED, helps=HELPS)
 def review(
     spec: RunSpec,
     options: TerminalOptions,

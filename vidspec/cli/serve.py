@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vidspec.cli.options import TerminalOptions, flatten_options
+from vidspec.cli.options import PROFILE_HELP, TerminalOptions, flatten_options
 from vidspec.config.run_spec import RunSpec, parse_batch, parse_size
 
 if TYPE_CHECKING:
@@ -23,21 +23,15 @@ __all__ = ["listen", "require_one_prompt", "require_packages", "serve"]
 
 #: Options shared with ``vidspec caption``.
 SHARED: tuple[str, ...] = ("profile", "settings", "pair", "target", "draft", "device", "dtype", "weights", "threads")
-SHARED += (
-    "frames",
-    "fps",
-    "max_pixels",
-    "prompt",
-    "system",
-    "max_new_tokens",
-    "temperature",
-    "batch",
-    "quiet",
-    "debug",
-)
+SHARED += ("frames", "fps", "max_pixels", "prompt", "system", "max_new_tokens", "temperature", "batch")
+SHARED += ("quiet", "debug", "help_all")
+HELPS = {
+    "prompt": "Question or instruction about the video where a request has no text.",
+    "profile": PROFILE_HELP,
+}
 
 
-@flatten_options(*SHARED, helps={"prompt": "Question or instruction about the video where a request has no text."})
+@flatten_options(*SHARED, helps=HELPS)
 def serve(
     spec: RunSpec,
     options: TerminalOptions,

@@ -38,6 +38,7 @@ def test_exit_codes_stay():
     codes = {name: kind.exit_code for name, kind in kinds.items() if isinstance(kind, type)}
     assert codes == {
         "VidspecError": 1,
+        "DescriptorError": 1,
         "VideoError": 1,
         "GenerationError": 1,
         "OutputError": 1,

@@ -52,7 +52,7 @@ def test_frames_are_those_of_the_files_in_numeric_order(images, row, rate):
 
 def test_frames_of_two_kinds_and_none(images, tmp_path):
     Image.fromarray(images[0]).save(tmp_path / "imgs" / "0.jpg")
-    with pytest.raises(VideoError, match=r"^imgs: holds JPEG and PNG files"):
+    with pytest.raises(VideoError, match=r"^imgs: frame-0.png is not a picture like the others"):
         read_clip(listed('{"path": "imgs"}'))
     (tmp_path / "empty").mkdir()
     with pytest.raises(VideoError, match=r"^empty: is a folder without JPEG or PNG files"):

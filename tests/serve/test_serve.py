@@ -26,10 +26,10 @@ from vidspec import cli
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
 from vidspec.errors import VideoError
+from vidspec.models.chat_request import ChatRequest
 from vidspec.models.request import DialogueTurn
 from vidspec.process import ChildEnded
 from vidspec.runs.reader import ClipReader
-from vidspec.serve.chat import ChatRequest
 from vidspec.serve.media import MediaReader
 from vidspec.video.base import Clip
 

@@ -291,7 +291,8 @@ def _read_clip(
 ) -> Clip:
     """Return the frames of a clip; one of a shard has its own name, not that of the file it was copied to."""
     with files.local(place) as file:
-        clip = reader.read(file, place.start, place.end, video, check)
+        own = {} if place.options is None else place.options.video
+        clip = reader.read(file, place.start, place.end, {**video, **own}, check)
     if place.source is None or clip is None:
         return clip
     return replace(clip, facts=replace(clip.facts, path=place.path))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import bracex
 
 from vidspec.errors import UsageError, option
+from vidspec.runs.allowance import fetch_limits
 from vidspec.runs.job import Job
 from vidspec.runs.sources.base import ListOptions, is_shard, source_of, sources
 from vidspec.runs.sources.files import list_paths, mirror_root
@@ -143,7 +144,7 @@ def drop_missing(listing: InputListing, named: Sequence[str]) -> None:
         UsageError: one of ``named``, given by the user directly, does not exist.
     """
     local = [job for job in listing.entries if not (is_url(job.path) and is_shard(job.path))]
-    missing = [job for job in local if not os.path.lexists(job.path)]
+    missing = [job for job in local if job.source is None and job.error is None and not os.path.lexists(job.path)]
     for job in missing:
         if job.path in named:
             require_file(job.path)
@@ -177,11 +178,11 @@ def _jobs(spec: RunSpec, listing: InputListing) -> Iterator[Job]:
             yield from sources.get("files")().list(Job(path), options)
         elif (source := source_of(path)) is not None and not source.is_shard:
             listing.several = True
-            yield from source().list(Job(path), options)
+            yield from source(fetch_limits(spec)).list(Job(path), options)
         else:
             listing.several |= source is not None
             yield Job(path, root=mirror_root(path))
     for name in spec.from_file:
         yield from list_paths(name, options)
     for name in spec.manifest:
-        yield from ManifestSource().list(Job(name), options)
+        yield from ManifestSource(fetch_limits(spec)).list(Job(name), options)

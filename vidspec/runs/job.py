@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CONTEXT",
     "Job",
+    "JobOptions",
     "JobQuestions",
     "MemberSource",
     "TextPass",
@@ -54,6 +55,23 @@ class JobQuestions(NamedTuple):
         """Return the questions with the names of fields in braces replaced, values marked (:func:`mark_value`)."""
         marked = {name: mark_value(value) for name, value in fields.items()}
         return JobQuestions(tuple(fill_fields(text, marked) for text in self.texts), self.in_turns)
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """Options of one clip in place of the run's.
+
+    Attributes:
+        system: system prompt; None for the profile's.
+        earlier: earlier turns of a dialogue; the clip's prompt is the next question.
+        generate: keys of the profile's section ``generate``.
+        video: ``frames`` or ``fps``, as ``vidspec.video.read`` takes them.
+    """
+
+    system: str | None = None
+    earlier: tuple[DialogueTurn, ...] = ()
+    generate: Mapping[str, object] = field(default_factory=dict)
+    video: Mapping[str, object] = field(default_factory=dict)
 
 
 class MemberSource(NamedTuple):
@@ -89,6 +107,7 @@ class Job:
         start, end: of the part, in seconds from the start of the stream.
         prompt: prompt in place of the run's.
         questions: questions in place of the run's prompt or questions.
+        options: further options in place of the run's; None if there are none.
         id: id in the manifest; jobs of the same part with different ids are separate inputs.
         columns: other columns of the manifest, copied to the record; prompts and templates may name them.
         existing: text of the caption file that was there before; None if the run does not use it.
@@ -122,6 +141,7 @@ class Job:
     end: float | None = None
     prompt: str | None = None
     questions: JobQuestions | None = None
+    options: JobOptions | None = None
     id: str | int | None = None
     columns: Mapping[str, object] = field(default_factory=dict)
     existing: str | None = None
@@ -159,7 +179,7 @@ class Job:
     def place(self) -> Job:
         """The clip as sources and readers need it, without frames and results."""
         bare = Job(self.path, start=self.start, end=self.end, source=self.source, shard=self.shard)
-        bare.columns = self.columns
+        bare.columns, bare.options, bare.id = self.columns, self.options, self.id
         return bare
 
     def member(self, path: str, source: MemberSource | None, error: Exception | None = None) -> Job:
@@ -174,19 +194,22 @@ class Job:
         """Return what a captioner is asked: the prompt about the frames, or that of the second pass without them."""
         if self.text_pass is not None:
             return CaptionRequest(self.path, self.clip, self.asked, key=key, timeout=timeout)
+        own = self.options or JobOptions()
         return CaptionRequest(
             self.path,
             self.clip,
             self.asked,
+            own.system,
             start=self.start,
             end=self.end,
             key=key,
             timeout=timeout,
             spent=self.spent,
-            earlier=self.earlier,
+            earlier=(*own.earlier, *self.earlier),
             question=self.question,
             cache=self.cache,
             reread=self.reread,
+            generate=own.generate,
         )
 
     def fail(self, error: Exception, profile: str | None) -> Job:

@@ -163,7 +163,7 @@ def _find_clips(spec: RunSpec, shard: Shard | None, reporter: RunReporter, *, li
     from vidspec.runs import inputs
 
     found = inputs.collect_inputs(spec, links=links)
-    check_listed(spec, [entry.path for entry in found.entries])
+    check_listed(spec, found.entries)
     total = len(found.entries)
     if shard is not None:  # before missing clips are left out: all tasks must deal the same names
         found.entries = shard.select(found.entries, searched=found.searched)

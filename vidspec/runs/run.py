@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from vidspec.config.prompts import EVENTS_SCHEMA
 from vidspec.decoding.clip_session import ClipSession
@@ -355,6 +355,7 @@ def _with_comparison(captioner: Captioner, caption: Caption, job: Job, spec: Run
     """Return a caption after its comparison with plain decoding, if the run has one."""
     if not (spec.baseline or spec.verify):
         return caption
+    asked = job.request(job.key, None)
     request: CaptionOptions = {
         "start": job.start,
         "end": job.end,
@@ -362,14 +363,16 @@ def _with_comparison(captioner: Captioner, caption: Caption, job: Job, spec: Run
         "clip": job.clip,
         "plain": True,
     }
-    if job.earlier:
-        request["earlier"] = job.earlier
+    if asked.earlier:
+        request["earlier"] = asked.earlier
+    if job.options is not None:
+        own = {"schema" if name == "json_schema" else name: value for name, value in asked.generate.items()}
+        request |= cast("CaptionOptions", {"system": asked.system, **own})
     plain = captioner.caption(job.path, **request)
     if spec.verify:
         from vidspec.runs.ties import is_near_tie  # imports torch, needed for --verify only
 
         at = first_difference(caption.token_ids, plain.token_ids)
-        asked = job.request(job.key, None)
         if at is not None and is_near_tie(captioner.client, asked, caption.token_ids, plain.token_ids):
             caption = replace(caption, near_tie=at)
         elif at is not None:

@@ -37,19 +37,20 @@ __all__ = [
 ]
 
 
-def check_listed(spec: RunSpec, paths: Sequence[str]) -> None:
-    """Check options that need shards among the listed inputs, or none.
+def check_listed(spec: RunSpec, jobs: Sequence[Job]) -> None:
+    """Check options that need shards, or lines that name URLs, among the listed inputs, or none.
 
     Raises:
         UsageError: names the option.
     """
     from vidspec.runs.sources.base import is_shard
 
-    if not any(path.lower().endswith(".parquet") for path in paths):
-        for name in ("column", "allow_paths", "allow_urls"):
+    if not any(one.path.lower().endswith(".parquet") for one in jobs):
+        names_urls = any(one.shard is not None for one in jobs)
+        for name in ("column", "allow_paths", *(() if names_urls else ("allow_urls",))):
             if getattr(spec, name):
                 raise UsageError(f"{option(name)} needs a Parquet file among the inputs")
-    if spec.checksum and any(map(is_shard, paths)):
+    if spec.checksum and any(is_shard(one.path) for one in jobs):
         hint = "leave it out: clips in a tar are recognised by the size and time stored there, also in a copy of it"
         raise UsageError(f"{option('checksum')} needs clips that are files, not shards", hint=hint)
 

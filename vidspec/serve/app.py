@@ -24,9 +24,9 @@ from vidspec.display.pages.pictures import draw_clip
 from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, ProfileError, VidspecError
 from vidspec.events.events import Finished, Opened, Prefilled
+from vidspec.models.chat_request import ChatError, ChatRequest, parse_chat
 from vidspec.models.request import CaptionRequest
 from vidspec.serve.answers import ChatAnswer, Metrics
-from vidspec.serve.chat import ChatRequest, parse_chat
 from vidspec.serve.config import ApiError, ServeConfig
 from vidspec.serve.guard import guarded
 from vidspec.serve.media import MediaReader
@@ -274,6 +274,8 @@ class _Api:
         """Return the answer to an error, and count it. Messages of bugs go to the log only."""
         if isinstance(error, ApiError):
             reply = error
+        elif isinstance(error, ChatError):
+            reply = ApiError(error.message, error.param, status=error.status, code=error.code)
         elif isinstance(error, HTTPException):  # no such route, or another method
             reply = ApiError(error.detail.lower(), status=error.status_code, code="http", headers=error.headers)
         elif isinstance(error, VidspecError) and not (isinstance(error, GenerationError) and error.kind == "internal"):

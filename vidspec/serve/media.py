@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from yarl import URL
 
     from vidspec.decoding.engine_client import EngineClient
+    from vidspec.models.chat_request import ChatRequest, Media
     from vidspec.models.request import CaptionRequest
-    from vidspec.serve.chat import ChatRequest, Media
     from vidspec.serve.config import ServeConfig
     from vidspec.video.base import Clip
 

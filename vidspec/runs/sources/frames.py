@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -17,12 +18,13 @@ from vidspec.runs.sources.base import Source, sources
 if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
-__all__ = ["FRAME_RATE", "FrameFolder", "frame_folder"]
+__all__ = ["FRAME_RATE", "FrameFolder", "frame_folder", "write_frames"]
 
 #: Frames per second of a folder whose row has no ``fps``: FFmpeg's for numbered images.
 FRAME_RATE = 25.0
-#: FFmpeg's codecs of frames by suffix, and the pixels that a stream of them declares; decoders take those of the file.
-_CODECS = {".jpg": ("mjpeg", "yuvj420p"), ".jpeg": ("mjpeg", "yuvj420p"), ".png": ("png", "rgb24")}
+#: FFmpeg's codecs of pictures by their first bytes, and a format of pixels that a stream of them may declare.
+_KINDS = {b"\xff\xd8\xff": ("mjpeg", "yuvj420p"), b"\x89PNG": ("png", "rgb24")}
+_SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
 def frame_folder(path: str, fps: object, where: str) -> MemberSource | None:
@@ -58,37 +60,55 @@ class FrameFolder(Source):
     """The JPEG or PNG files of a folder in the order of the numbers in their names."""
 
     def open(self, job: Job, folder: str) -> str:
-        names = sorted((name for name in os.listdir(job.path) if name[0] != "."), key=_numbers)
-        frames = [Path(job.path, name) for name in names]
-        frames = [one for one in frames if one.suffix.lower() in _CODECS and one.is_file()]  # reading a pipe may block
-        kinds = {_CODECS[one.suffix.lower()] for one in frames}
-        if len(kinds) != 1:
-            what = "holds JPEG and PNG files" if kinds else "is a folder without JPEG or PNG files"
-            hint = "frames are numbered files of one kind, such as 0001.png"
-            raise VideoError(f"{job.path}: {what}", kind="not_video", hint=hint)
-        rate, file = _frame_rate(job.columns.get("fps"), job.path), os.path.join(folder, "clip.nut")
-        allowance = Allowance(job.path, self.limits)
-        _write_stream(file, frames, *kinds.pop(), rate, allowance)
+        frames = [Path(job.path, name) for name in sorted(os.listdir(job.path), key=_numbers) if name[0] != "."]
+        frames = [one for one in frames if one.suffix.lower() in _SUFFIXES and one.is_file()]  # a pipe may block
+        allowance, rate = Allowance(job.path, self.limits), _frame_rate(job.columns.get("fps"), job.path)
+
+        def contents() -> Iterator[tuple[str, bytes]]:
+            for one in frames:
+                allowance.take(one.stat().st_size)
+                yield one.name, one.read_bytes()
+
+        file = os.path.join(folder, "clip.nut")
+        try:
+            write_frames(file, contents(), rate, job.path)
+        except OSError as error:
+            raise VideoError(f"{job.path}: cannot be read: {error}", kind="unreadable") from None
         return file
 
 
-def _write_stream(file: str, frames: list[Path], codec: str, pixels: str, rate: Fraction, allowance: Allowance) -> None:
-    """Write the frames as the packets of a video, as they are."""
+def write_frames(file: str, frames: Iterable[tuple[str, bytes]], rate: Fraction, path: str) -> None:
+    """Write pictures as the frames of a video, as they are.
+
+    Args:
+        file: the video, in NUT.
+        frames: name and content of each picture: all of them JPEG, or all PNG.
+        rate: frames per second.
+        path: the clip, for messages.
+
+    Raises:
+        VideoError: there is none, or one is of another kind.
+    """
     import av
 
+    stream: VideoStream | None = None
     with av.open(file, "w", format="nut") as container:
-        stream = cast("VideoStream", container.add_stream(codec, rate=rate))
-        stream.width, stream.height, stream.pix_fmt = 16, 16, pixels
-        for number, frame in enumerate(frames):
-            try:
-                allowance.take(frame.stat().st_size)
-                packet = av.Packet(frame.read_bytes())
-            except OSError as error:
-                raise VideoError(f"{frame}: cannot be read: {error.strerror}", kind="unreadable") from None
+        for number, (name, content) in enumerate(frames):
+            found = next((one for head, one in _KINDS.items() if content.startswith(head)), None)
+            if found is None or (stream is not None and stream.codec.name != found[0]):
+                hint = "frames are all JPEG or all PNG, such as 0001.png"
+                raise VideoError(f"{path}: {name} is not a picture like the others", kind="not_video", hint=hint)
+            if stream is None:
+                stream = cast("VideoStream", container.add_stream(found[0], rate=rate))
+                stream.width, stream.height, stream.pix_fmt = 16, 16, found[1]  # decoders take those of the frames
+            packet = av.Packet(content)
             packet.stream, packet.time_base = stream, 1 / rate
             packet.pts = packet.dts = number
             packet.duration, packet.is_keyframe = 1, True
             container.mux(packet)
+        if stream is None:
+            hint = "frames are numbered files such as 0001.png"
+            raise VideoError(f"{path}: is a folder without JPEG or PNG files", kind="not_video", hint=hint)
 
 
 def _numbers(name: str) -> list[tuple[int, str]]:

@@ -17,6 +17,7 @@ from vidspec.files import read_text
 from vidspec.runs.job import Job, JobQuestions
 from vidspec.runs.sources.base import ListOptions, Source, clip_suffix, sources
 from vidspec.runs.sources.frames import frame_folder
+from vidspec.runs.sources.openai_batch import BatchSource, is_batch
 from vidspec.runs.stores import join_url
 
 __all__ = ["MAX_LIST_BYTES", "PATH_KEYS", "ManifestSource", "list_name", "parse_manifest"]
@@ -36,6 +37,8 @@ class ManifestSource(Source):
     is_shard = False
 
     def list(self, file: Job, options: ListOptions) -> Iterable[Job]:
+        if is_batch(file.path):
+            return BatchSource(self.limits).list(file, options)
         name = list_name(file.path)
         return parse_manifest(read_text(file.path, MAX_LIST_BYTES, name, pipe=True), name, os.path.dirname(file.path))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -115,6 +115,8 @@ def settings_digest(job: Job, spec: RunSpec, profile: Profile) -> str:
     about: dict[str, object] = {"prompt": job.planned_job.prompt or profile.generate.prompt}
     if (questions := questions_of(job, spec)) is not None:
         about["turns" if questions.in_turns else "prompts"] = questions.texts
+    if (own := job.planned_job.options) is not None:
+        about["options"] = asdict(own)
     if spec.template is not None:
         about |= {"template": spec.template, "single_line": False}  # a key of 0.4.0's digests
     if spec.segment is not None:

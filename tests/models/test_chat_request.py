@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from tests.serve.servers import asked, data_url
-from vidspec.serve.chat import MAX_JSON, MAX_STOP, MAX_VALUES, parse_chat
-from vidspec.serve.config import ApiError
+from vidspec.models.chat_request import MAX_JSON, MAX_STOP, MAX_VALUES, ChatError, parse_chat
 
 URL = data_url(b"clip")
 TEXT = {"type": "text", "text": "What moves?"}
@@ -72,10 +71,10 @@ SCHEMA = {"type": "object", "properties": {"scene": {"type": "string"}}}
     ],
 )
 def test_a_constraint_that_is_not_obeyed_is_refused(constraint):
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(ChatError) as refused:
         parse_chat(json.dumps(asked(URL, **constraint)).encode(), lambda name: None)
     (name,) = constraint
-    assert refused.value.status_code == 400 and refused.value.content["error"]["param"].startswith(name)
+    assert refused.value.status == 400 and refused.value.param.startswith(name)
 
 
 def test_constraints_of_nothing():
@@ -90,16 +89,16 @@ def test_a_schema_within_the_format_is_obeyed(kind):
 
 
 def test_a_long_stop_string():
-    with pytest.raises(ApiError, match="stop"):
+    with pytest.raises(ChatError, match="stop"):
         parse_chat(json.dumps(asked(URL, stop=["x" * (MAX_STOP + 1)])).encode(), pytest.fail)
     assert parse_chat(json.dumps(asked(URL, stop="x" * MAX_STOP)).encode(), pytest.fail)
 
 
 def test_what_is_not_media_is_small():
     for more in ({"user": "x" * MAX_JSON}, {"zz": "\\" * MAX_JSON}):
-        with pytest.raises(ApiError, match="beside its media") as large:
+        with pytest.raises(ChatError, match="beside its media") as large:
             parse_chat(json.dumps(asked(URL, **more)).encode(), lambda name: None)
-        assert large.value.status_code == 413
+        assert large.value.status == 413
     lines = "\n".join(["A" * 76] * (MAX_JSON // 20))
     assert parse_chat(json.dumps(asked(f"data:video/mp4;base64,{lines}")).encode(), pytest.fail).nbytes > 3 * MAX_JSON
     assert parse_chat(json.dumps(asked("data:," + "/" * MAX_JSON)).replace("/", "\\/").encode(), pytest.fail)
@@ -113,8 +112,7 @@ def test_frames_of_one_url_are_split_as_far_as_they_are_allowed():
 #: Bodies of 4 MiB, and of as many values as are parsed.
 HOSTILE = """
 import json, resource, sys
-from vidspec.serve.chat import MAX_VALUES, parse_chat
-from vidspec.serve.config import ApiError
+from vidspec.models.chat_request import MAX_VALUES, ChatError, parse_chat
 SOME = b'{"messages":[{"role":"user","content":"x"}],"%s":[%s]}'
 def repeated(head, one, tail):
     for size in (4 << 20, len(one) * MAX_VALUES // sum(map(one.count, (b",", b"[", b"{")))):
@@ -135,14 +133,14 @@ for head, one, tail in (
         before = peak()
         try:
             parse_chat(body, lambda name: None)
-        except ApiError:
+        except ChatError:
             pass
         print(len(body), peak() - before, head[-40:], one)
 fields = b'{"messages":[]' + b"".join(b',"f%d":1' % number for number in range(MAX_VALUES - 1)) + b"}"
 before = peak()
 try:
     parse_chat(fields, lambda name: None)
-except ApiError:
+except ChatError:
     pass
 print(len(fields), peak() - before, b"fields")
 """
@@ -150,10 +148,10 @@ print(len(fields), peak() - before, b"fields")
 
 def test_values_beyond_the_most_are_not_parsed():
     for one in ("0", "{}", "[]", '{"a":1}'):
-        with pytest.raises(ApiError, match="JSON values") as many:
+        with pytest.raises(ChatError, match="JSON values") as many:
             parse_chat(f'{{"messages":[{",".join([one] * 2 * MAX_VALUES)}]}}'.encode(), pytest.fail)
-        assert many.value.status_code == 413
-    with pytest.raises(ApiError, match=r"messages\[0\]: must be an object"):  # the first error, of one
+        assert many.value.status == 413
+    with pytest.raises(ChatError, match=r"messages\[0\]: must be an object"):  # the first error, of one
         parse_chat(b'{"messages":[0,0]}', pytest.fail)
 
 

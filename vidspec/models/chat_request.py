@@ -10,11 +10,10 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, FailFast, Field, StrictBool, StrictFloat, StrictInt, ValidationError
 
-from vidspec.errors import spell_argument
+from vidspec.errors import VidspecError, spell_argument
 from vidspec.models.request import CaptionOptions, CaptionRequest, DialogueTurn, make_request
-from vidspec.serve.config import ApiError
 
-__all__ = ["ChatRequest", "Media", "parse_chat"]
+__all__ = ["ChatError", "ChatRequest", "Media", "parse_chat"]
 
 #: Fields that cannot be served, unless their value asks for nothing; those that clients send and no answer depends on.
 UNSUPPORTED = {"logprobs", "top_logprobs", "prompt_logprobs", "tools", "tool_choice", "functions", "function_call"}
@@ -43,6 +42,24 @@ _UNSET = BeforeValidator(lambda value: None if value == -1 else value)
 _TEXT: TypeAlias = Annotated[str, Field(min_length=1)]
 _COUNT: TypeAlias = Annotated[Annotated[StrictInt, Field(ge=1)] | None, _UNSET]
 _RATE: TypeAlias = Annotated[Annotated[StrictFloat, Field(gt=0, le=1000)] | None, _UNSET]
+
+
+class ChatError(VidspecError):
+    """A request that is wrong or cannot be served.
+
+    Args:
+        message: names the field.
+        param: the field of the request that is to blame.
+        status: of HTTP.
+        code: short machine-readable word.
+    """
+
+    stage = "request"
+    kind = "invalid"
+
+    def __init__(self, message: str, param: str | None = None, *, status: int = 400, code: str | None = None) -> None:
+        super().__init__(message, kind=code)
+        self.param, self.status, self.code = param, status, code
 
 
 class _FrameChoice(BaseModel):
@@ -87,7 +104,7 @@ class _Part(_FrameChoice):
     def source(self, place: str) -> _File | _Link | _Inline | _Frames:
         found: _File | _Link | _Inline | _Frames | None = getattr(self, self.type)
         if found is None or not (found.url or getattr(found, "frames", None)):
-            raise ApiError(f"{place}.{self.type} is missing", f"{place}.{self.type}")
+            raise ChatError(f"{place}.{self.type} is missing", f"{place}.{self.type}")
         return found
 
 
@@ -206,11 +223,11 @@ def parse_chat(content: bytes | bytearray, warn: Callable[[str], None], max_fram
         max_frames: a URL with more frames is split at the first ones only.
 
     Raises:
-        ApiError: names the field that is wrong or cannot be served.
+        ChatError: names the field that is wrong or cannot be served.
     """
     most = MAX_VALUES + FRAME_VALUES * max_frames
     if sum(map(content.count, (b",", b"[", b"{"))) > most:
-        raise ApiError(f"the request has more than {most} JSON values", status=413, code="too_large")
+        raise ChatError(f"the request has more than {most} JSON values", status=413, code="too_large")
     try:
         body = _Body.model_validate_json(content)
     except ValidationError as error:
@@ -219,13 +236,13 @@ def parse_chat(content: bytes | bytearray, warn: Callable[[str], None], max_fram
     for name, value in unknown.items():
         known = name in UNSUPPORTED or name.startswith(_GUIDED)
         if known and value not in (ONE if name in ("n", "best_of") else NOTHING):
-            raise ApiError(f"{name[:60]} is not supported", name[:60], code="unsupported_parameter")
+            raise ChatError(f"{name[:60]} is not supported", name[:60], code="unsupported_parameter")
         if not known and name not in IGNORED:
             warn(name)
     texts, system, media, samplings = _read_messages(body.messages, max_frames)
     escapes = sum(map(content.count, (rb"\n", rb"\r", rb"\/")))  # of line breaks and slashes in base64
     if len(content) - escapes - sum(map(len, media.urls)) > MAX_JSON:
-        raise ApiError(f"the request has more than {MAX_JSON} bytes beside its media", status=413, code="too_large")
+        raise ChatError(f"the request has more than {MAX_JSON} bytes beside its media", status=413, code="too_large")
     body.messages.clear()  # they may be large; the media have what is needed
     unknown.clear()
     sampling = _merge_samplings((*samplings, body.media_io_kwargs.video, body.mm_processor_kwargs))
@@ -241,17 +258,17 @@ def parse_chat(content: bytes | bytearray, warn: Callable[[str], None], max_fram
     return ChatRequest(caption, media, sampling, named, body, len(content))
 
 
-def _refusal(error: ValidationError) -> ApiError:
+def _refusal(error: ValidationError) -> ChatError:
     """Return the first error of a body with the field's name, as in ``messages[0].content[1].type``."""
     first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
-        return ApiError("the request is no JSON")
+        return ChatError("the request is no JSON")
     place = first["loc"]
     if place[:1] != ("messages",):  # a list is told as a whole
         place = tuple(one for one in place if isinstance(one, str))
     name = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in place)[1:]
     text = first["msg"].replace("Input should be", "must be").replace("should", "must")
-    return ApiError(f"{name or 'the request'}: {text[:1].lower()}{text[1:]}", name or None)
+    return ChatError(f"{name or 'the request'}: {text[:1].lower()}{text[1:]}", name or None)
 
 
 def _read_messages(
@@ -264,22 +281,22 @@ def _read_messages(
         where = f"messages[{number}]"
         text, found = _read_parts(message.content, f"{where}.content", samplings, max_frames)
         if found is not None and (message.role != "user" or texts or media is not None):
-            raise ApiError(f"{found.field}: the video belongs into the first message of the user", found.field)
+            raise ChatError(f"{found.field}: the video belongs into the first message of the user", found.field)
         media = media or found
         if message.role in ("system", "developer"):
             if texts:
-                raise ApiError(f"{where}: a system message comes first", where)
+                raise ChatError(f"{where}: a system message comes first", where)
             system.append(text)
         elif message.role != ("assistant" if len(texts) % 2 else "user"):
-            raise ApiError(f"{where}.role: messages of user and assistant alternate", f"{where}.role")
+            raise ChatError(f"{where}.role: messages of user and assistant alternate", f"{where}.role")
         else:
             texts.append(text)
     if len(texts) % 2 == 0:
-        raise ApiError("messages must end with one of the user", "messages")
+        raise ChatError("messages must end with one of the user", "messages")
     if media is None:
-        raise ApiError("messages must have a video_url, a file or an image_url", "messages")
+        raise ChatError("messages must have a video_url, a file or an image_url", "messages")
     if sum(map(len, texts + system)) > MAX_TEXT:
-        raise ApiError(f"messages have more than {MAX_TEXT} characters of text", "messages")
+        raise ChatError(f"messages have more than {MAX_TEXT} characters of text", "messages")
     return texts, "\n".join(system) or None, media, samplings
 
 
@@ -296,7 +313,7 @@ def _read_parts(
         elif part.type == "image_url":
             pictures.append(part.source(place).url)
         elif media is not None:
-            raise ApiError(f"{place}: a message may have one video", place)
+            raise ChatError(f"{place}: a message may have one video", place)
         else:
             source = part.source(place)
             samplings += part, source
@@ -306,7 +323,7 @@ def _read_parts(
                 media = _file_media(source.url, place, max_frames, base64=isinstance(source, _File | _Inline))
     text = "\n".join(texts)
     if pictures and media is not None:
-        raise ApiError(f"{where}: a message has either a video or images", where)
+        raise ChatError(f"{where}: a message has either a video or images", where)
     if pictures:
         note = FRAME_NOTE.search(text)
         rate = float(note[1]) if note and float(note[1]) > 0 else FRAME_RATE
@@ -343,5 +360,5 @@ def _schema_text(form: _Format) -> str:
     text = json.dumps(schema, ensure_ascii=False)
     if schema is None or len(text) > MAX_SCHEMA:
         where = "response_format.json_schema.schema"
-        raise ApiError(f"{where} must be an object of at most {MAX_SCHEMA} characters", where)
+        raise ChatError(f"{where} must be an object of at most {MAX_SCHEMA} characters", where)
     return text

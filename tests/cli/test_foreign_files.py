@@ -44,6 +44,7 @@ def real_traces(isolated, monkeypatch):
     ],
 )
 def test_what_others_wrote_is_refused_before_anything_is_loaded(vidspec, command, option, name, kind):
+    Path("good.mp4").touch()
     assert vidspec("caption", "good.mp4", "--format", "jsonl", "-o", "run.jsonl").code == 0
     FakeCaptioner.made.clear()
     said = f"error: {option} {name}: exists already, and is not a {kind} (name another file, or move this one away)\n"

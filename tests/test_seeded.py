@@ -36,6 +36,7 @@ CHANGES = {
 }
 #: Profiles with a head, and the pair it belongs to.
 HEADS = {"sparrow": "embedded", "dflash": "embedded", "dflash-specvlm": "embedded-qwen", "eagle3": "embedded-qwen"}
+HEADS |= {"hybrid-sparrow": "embedded", "hybrid-eagle3": "embedded-qwen"}
 
 
 def drafts_greedily(profile):
@@ -127,7 +128,7 @@ def test_texts_are_plain_decodings_wherever_a_head_rests(built_in, rests, profil
     pair, heads = built_in(HEADS[profile])
 
     def captioner(name, **settings):
-        head = heads.get(packaged()[name].draft.kind)
+        head = heads.get(packaged()[name].named_head)
         return pair.captioner(name, head=head, **{"generate.max_new_tokens": TOKENS, **settings})
 
     assert compare(captioner, rests, profile, change, temperature) > 0

@@ -14,7 +14,7 @@ from tests.checkpoints import dflash as heads
 from tests.checkpoints.qwen import LAYERS, QWEN3, QWEN25, QwenKind, adapter
 from tests.decoding.toys import ToyEngine, on_tables, random_table, rounds_of, shifted
 from tests.drafting.built_in_pairs import BuiltInPair
-from tests.drafting.test_heads import GAMMA, PLACE, HeadPair, clip, right_for_a_while
+from tests.drafting.test_heads import GAMMA, PLACE, HeadPair, clip, knows, right_for_a_while
 from tests.engine import standin
 from tests.tiers import full_but, in_turn
 from vidspec.acceptance.rules.exact import ExactRule
@@ -202,7 +202,7 @@ def test_texts_are_those_of_plain_decoding(pairs, family):
 
 @pytest.mark.sample(full=2)
 @pytest.mark.full
-@pytest.mark.parametrize("profile", full_but(["sparrow"], ["sparrow", "dflash", "dflash-specvlm"]))
+@pytest.mark.parametrize("profile", full_but(["sparrow"], ["sparrow", "dflash", "dflash-specvlm", "hybrid-sparrow"]))
 def test_texts_of_a_built_in_pair_are_those_of_plain_decoding(profile):
     """With the head that comes with it, which is right now and then."""
     pair = BuiltInPair("embedded-qwen")
@@ -213,6 +213,33 @@ def test_texts_of_a_built_in_pair_are_those_of_plain_decoding(profile):
         texts, captions = pair.texts(captioner, batch)
         assert texts == plain
     assert sum(caption.counters["accepted"] for caption in captions) > 0
+
+
+@pytest.mark.parametrize("topology", ["chain", "tree"])
+def test_behind_a_window_that_lookup_continues_a_head_drafts_the_same(pairs, monkeypatch, topology):
+    """Also behind branches beside its own tokens; lookup knows half of the text, and is wrong after it."""
+    pair = pairs(QWEN25, "causal")
+    plain = list(pair.captioner("ar").caption("", clip=clip(0)).token_ids)
+    rounds = watched(monkeypatch, right_for_a_while(plain))
+    settings = {"draft.gamma": "auto", "draft.topology": topology, "draft.options.window": 2}
+    captioner = pair.captioner("hybrid-dflash", **settings)
+    caption = knows(captioner, plain[4:20], plain[22:25]).caption("", clip=clip(0))
+    assert list(caption.token_ids) == plain
+    assert max(caption.counters["accepted_lengths"]) > 2 and len(rounds) > 4
+    for emitted, tokens in (round for round in rounds if round[1]):
+        logits, _ = pair.expected(emitted)
+        best = logits[: len(tokens)].topk(2)
+        assert float((best.values[:, 0] - best.values[:, 1]).min()) > 1e-5
+        assert list(tokens) == best.indices[:, 0].tolist()
+
+
+@pytest.mark.parametrize("settings", [{}, {"draft.topology": "tree"}, {"draft.options.window": 3}], ids=str)
+def test_texts_of_a_head_beside_lookup_are_those_of_plain_decoding(pairs, settings):
+    pair = pairs(QWEN25)
+    plain = pair.texts(pair.captioner("ar"), 1)
+    for batch in (1, 4, 16):
+        captioner = pair.captioner("hybrid-dflash", **{"draft.gamma": "auto", **settings})
+        assert pair.texts(knows(captioner, *(text[5:] for text in plain.values())), batch) == plain
 
 
 @pytest.mark.sample(quick=1)

@@ -16,6 +16,7 @@ from tests.ready_clips import serve_captions
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
+from vidspec.drafting.base import NO_DRAFT
 from vidspec.drafting.drafters.hybrid import HybridDrafter
 from vidspec.drafting.head_windows import HeadChain, HeadTree
 from vidspec.engine.forward import Engine
@@ -287,6 +288,30 @@ def test_the_record_names_the_head(pairs, family):
     assert record.counters["draft_forwards"] > 0
 
 
+def knows(captioner, *texts):
+    """A hybrid's captioner, whose lookup remembers texts."""
+    for text in texts:
+        captioner.client.setup.drafter.lookup.memory.add(text)
+    return captioner
+
+
+@pytest.mark.parametrize("family", [QWEN25])
+@pytest.mark.parametrize("topology", ["chain", "tree"])
+def test_behind_a_window_that_lookup_continues_a_head_drafts_the_same(pairs, monkeypatch, family, topology):
+    """Also behind branches beside its own tokens; lookup knows half of the text, and is wrong after it."""
+    pair = pairs(family)
+    plain = list(pair.captioner("ar").caption("", clip=clip(0)).token_ids)
+    rounds = watched(monkeypatch, right_for_a_while(plain))
+    settings = {"draft.gamma": "auto", "draft.topology": topology, "draft.options.window": 2}
+    captioner = pair.captioner(f"hybrid-{pair.profile}", **settings)
+    caption = knows(captioner, plain[4:20], plain[22:25]).caption("", clip=clip(0))
+    assert list(caption.token_ids) == plain
+    assert max(caption.counters["accepted_lengths"]) > 2 and len(rounds) > 4
+    for emitted, tokens in rounds:
+        found, margin = pair.expected(emitted, len(tokens))
+        assert margin > 1e-4 and list(tokens) == found
+
+
 @pytest.mark.full
 def test_beside_what_is_looked_up_a_head_hears_of_every_token(pairs, monkeypatch):
     """Its drafts behind another drafter's windows are those it would make had it followed from the first token on."""
@@ -306,10 +331,10 @@ def test_beside_what_is_looked_up_a_head_hears_of_every_token(pairs, monkeypatch
 def in_turns(self, gamma):
     """Two windows of what is looked up, of tokens that the target takes or not, then one of the model."""
     self.turn = getattr(self, "turn", 0) + 1
+    self._drafted, self._looked_up = NO_DRAFT, []
     found = self.lookup.proposal(gamma)
-    self._looked_up = bool(found.tokens) and self.turn % 3 != 0
-    if self._looked_up:
-        return self.lookup.proposed(found)
+    if found.tokens and self.turn % 3:
+        return self._add(NO_DRAFT, found, -1)
     self._drafted = yield from self.model.propose(min(gamma, GAMMA))
     return self._drafted
 

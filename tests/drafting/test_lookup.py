@@ -215,8 +215,10 @@ class TimedWindows:
         return pace
 
 
-def hybrid(model, kind, pace, gamma=None, nodes=None):
-    one = HybridDrafter(model, begun(kind, nodes=nodes), gamma)
+def hybrid(model, kind, pace, gamma=None, nodes=None, given=False):
+    lookup = begun(kind, nodes=nodes)
+    lookup.prices = None
+    one = HybridDrafter(model, lookup, gamma, given)
     one.set_pace(pace, pace.window())
     return one
 
@@ -242,15 +244,114 @@ def test_a_hybrid_takes_what_gains_more():
     assert proposed(one, 8).tokens == (9,) * 8  # a model that costs nothing and is always right
 
 
+SURE = TimedWindows(lambda rows: 1 + 0.01 * rows, 0.01, beta=0.95)
+
+
+def test_lookup_continues_the_models_window():
+    kind = remembering([1, 2, 3, 4, 5, 6, 7])
+    one = hybrid(Reciter([3, 4, 5]), kind, SURE, gamma=3, given=True)
+    one.begin(9)
+    assert proposed(one, 16).tokens == (3, 4, 5, 6, 7)  # 9 has not been seen, and 3 4 5 goes on with 6 7
+    assert proposed(one, 4).tokens == (3, 4, 5, 6)  # the end of the text is near
+    one.lookup.prices = Costs(0.9)
+    assert proposed(one, 16).tokens == (3, 4, 5)  # more rows cost more than they gain
+
+
+class Others(Reciter):
+    """A reciter that takes any path of a window, which also has others' tokens."""
+
+    def read(self, tokens, passed):
+        self.prefix += tokens
+
+
+def test_in_trees_lookup_stands_beside_a_model_that_is_often_wrong():
+    unsure = TimedWindows(lambda rows: 1 + 0.001 * rows, 0.001, beta=0.3)
+    one = hybrid(Others([3, 9]), remembering([1, 2, 3, 4, 5]), unsure, gamma=2, nodes=9, given=True)
+    one._expected_gain = lambda window: float("inf")  # the model drafts
+    one.begin(1)
+    one.lookup.add([2])
+    draft = proposed(one, 16)
+    assert draft.paths == ((3,), (3, 9), (3, 4))
+    emit_window(one, draft, (0, 2), 7)
+    assert (one.window._state.acceptance.failed, one.lookup.text) == (
+        pytest.approx(0.98 * 0.7 * 16 + 1, 0.05),
+        [1, 2, 3, 4, 7],
+    )
+
+
+@pytest.mark.parametrize("nodes", [None, 12])
+def test_reliance_follows_the_part_of_a_window_that_was_looked_up(nodes):
+    """After the model's tokens, if all were right; a branch that the model shares is judged as far as it goes."""
+    told = []
+    kind = remembering([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    one = hybrid(Others([3, 4, 5, 6]), kind, SURE, gamma=4, nodes=nodes, given=True)
+    one.lookup.reliance.update = lambda length, share, right: told.append((length, right))
+    one.begin(99)
+    window = proposed(one, 16)
+    assert window.tokens == (3, 4, 5, 6, 7, 8, 9)
+    emit_window(one, window, (0, 1, 2, 3, 4), 98)
+    assert told == [(4, True), (5, False)]
+    told.clear()
+    emit_window(one, proposed(one, 16), (0,), 97)
+    assert not told and one.lookup.text == [99, 3, 4, 5, 6, 7, 98, 3, 97]  # the tail was not reached
+
+
+def test_lookup_beside_a_model_writes_more_a_pass_than_either():
+    """A model that is right in nine of ten cases, and lookup in texts that share phrases with this one."""
+    limits, table = StoppingRules(200), tables(5)
+    known = greedy_text(table, limits)[20:120]
+    model = blend(table, random_table(77, VOCABULARY, 2.0), 0.35)
+    passes = {}
+    for name in ("model", "lookup", "both"):
+        one = chain(model) if name == "model" else begun(remembering(known))
+        if name == "both":
+            one = hybrid(chain(model), remembering(known), SURE, gamma=3, given=True)
+        rounds = rounds_of(sequential, on_tables(table, limits, draft=one, gamma=3 if name == "model" else 16))
+        assert [token for step in rounds for token in step.token_ids] == greedy_text(table, limits)
+        passes[name] = len(rounds)
+    assert passes["both"] < min(passes["model"], passes["lookup"])
+
+
+@pytest.mark.sample(quick=1)
+@pytest.mark.parametrize("sampling", DRAWN, ids=str)
+@pytest.mark.parametrize("nodes", [None, 6])
+def test_drawn_texts_of_a_hybrid_are_plain_decodings(sampling, nodes):
+    """Behind a first token that is always 0: a token of the model and one of lookup fit into texts of four."""
+    limits, kind, behind = StoppingRules(4), remembering(), random_table(11, VOCABULARY, 1.2)
+    first = torch.tensor([99.0, 0.0, 0.0, 0.0, 0.0])
+    table = lambda prefix: behind(prefix[1:]) if prefix else first  # noqa: E731
+    plain, rng = torch.Generator(), torch.Generator()
+    texts, parts = [], set()
+    for seed in range(400):
+        plain.manual_seed(seed)
+        rng.manual_seed(seed)
+        one = hybrid(chain(table), kind, SURE, gamma=1, nodes=nodes, given=True)
+        one.lookup.prices = Costs(0.0)  # else it soon proposes little: texts are at random
+        rounds = rounds_of(sequential, on_tables(table, limits, draft=one, gamma=3, sampling=sampling, rng=rng))
+        alone = rounds_of(autoregressive, on_tables(table, limits, sampling=sampling, rng=plain))
+        texts.append(tuple(token for step in rounds for token in step.token_ids))
+        assert texts[-1] == tuple(token for step in alone for token in step.token_ids)
+        parts |= {(step.drafted > 1, step.accepted) for step in rounds}
+    assert {(True, 0), (True, 1), (True, 2)} <= parts
+    assert p_value(texts, exact_distribution(table, sampling, limits)) > SIGNIFICANCE
+
+
 @settings(deadline=None, max_examples=examples(30))
-@given(st.integers(0, 1000), st.sampled_from([None, 2, 5]), st.floats(0.01, 0.9))
-def test_greedy_texts_of_a_hybrid_are_plain_decodings(seed, gamma, cost):
+@given(
+    st.integers(0, 1000),
+    st.sampled_from([None, 2, 5]),
+    st.floats(0.01, 0.9),
+    st.sampled_from([None, 4, 12]),
+    st.booleans(),
+)
+def test_greedy_texts_of_a_hybrid_are_plain_decodings(seed, gamma, cost, nodes, given):
     """The model's cache catches up with what was looked up: it asserts the order of places, and proposes the same."""
     limits, kind = StoppingRules(40, frozenset({EOS})), remembering()
     for clip in range(3):
         table = tables(seed + clip % 2)
         model = chain(blend(table, random_table(seed, VOCABULARY), 0.4))
-        one = hybrid(model, kind, TimedWindows(lambda rows: 1 + 0.02 * rows, cost), gamma)
+        pace = TimedWindows(lambda rows: 1 + 0.02 * rows, cost)
+        one = hybrid(model, kind, pace, gamma, nodes, given=given and gamma is not None)
         rounds = rounds_of(sequential, on_tables(table, limits, draft=one, gamma=gamma or 16))
         text = [token for step in rounds for token in step.token_ids]
         assert text == greedy_text(table, limits)
@@ -268,7 +369,7 @@ def test_a_hybrid_mixes_both():
 
     def counted(gamma):
         draft = yield from propose(gamma)
-        both[one._looked_up] += 1
+        both[not one._drafted.tokens] += 1
         return draft
 
     one.propose = counted
@@ -291,4 +392,4 @@ def test_a_hybrid_is_what_its_drafter_is():
     sparse = HybridDraft("sparse_kv", {"entries": 7})
     assert sparse.needs == {"head_attention"} and sparse.inner.entries == 7
     mixed = HybridDraft("ensemble", {"contexts": ["video", "text"], "weights": "grid"})
-    assert mixed.contexts == ("video", "text") and mixed.inner.weights == "grid" and not mixed.trees
+    assert mixed.contexts == ("video", "text") and mixed.inner.weights == "grid"

@@ -20,6 +20,11 @@ WAYS = {
     "suffix of given windows": {"draft.gamma": 4, "draft.options.least": 2},
     "hybrid": {},
     "hybrid of given windows": {"draft.gamma": 3},
+    "hybrid of a given model's window": {"draft.options.window": 3},
+    "hybrid in trees": {"draft.topology": "tree"},
+    "hybrid-int8 in trees": {"draft.topology": "tree", "draft.options.window": 4},
+    "hybrid-int8": {},
+    "hybrid-int4 of a given model's window": {"draft.options.window": 5},
     "hybrid with a pruned draft": {"prune.method": "uniform", "prune.alpha": 0.8},
     "hybrid with the target": {"draft.options.of": "self", "prune.method": "attention", "prune.alpha": 0.8},
     "hybrid with an ensemble": {
@@ -33,13 +38,13 @@ WAYS = {
 @pytest.mark.parametrize(
     ("pair", "way"),
     full_but(
-        [("embedded", way) for way in ("suffix in trees", "hybrid")],
+        [("embedded", way) for way in ("suffix in trees", "hybrid", "hybrid-int8 in trees")],
         [*(("embedded", way) for way in in_turn(WAYS, 2)), ("embedded-qwen", "hybrid")],
     ),
 )
 def test_texts_are_those_of_plain_decoding(pairs, pair, way):
     pair, settings = pairs(pair), WAYS[way]
-    for batch in (1, 8):
+    for batch in (1, 4, 16):
         texts, records = pair.texts(pair.captioner(way.split()[0], **settings), batch)
         assert texts == pair.alone()
         if way.startswith("hybrid"):
@@ -122,7 +127,12 @@ def test_what_is_wrong_with_a_memory_is_said_before_any_clip(pairs, tmp_path):
         ("suffix", {"prune.method": "uniform"}, "prune.method: uniform chooses what a draft sees"),
         ("suffix", {"schedule.kind": "parallel"}, "draft.kind: suffix needs"),
         ("hybrid", {"schedule.kind": "parallel"}, "draft.kind: hybrid needs"),
-        ("hybrid", {"draft.topology": "tree"}, "draft.topology: a hybrid drafts a chain"),
+        (
+            "hybrid",
+            {"draft.topology": "adaptive"},
+            "draft.topology: adaptive trees grow by the probabilities of one model",
+        ),
+        ("hybrid", {"draft.options.window": 33}, "draft.options.window: must be less than or equal to 32, not 33"),
         ("hybrid", {"draft.options.of": "ngram"}, "draft.options.of: ngram drafts without a model"),
         ("suffix", {"draft.options.least": 0}, "draft.options.least: must be greater than or equal to 1, not 0"),
         ("hybrid", {"draft.options.of": "nobody"}, "unknown drafter 'nobody'"),

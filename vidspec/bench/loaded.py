@@ -82,7 +82,7 @@ class LoadedModels:
         return self._drafts[weights]
 
     def head(self, kind: str) -> Head | None:
-        """Return the head that a drafter takes: that named in place of a draft, or that of a built-in pair."""
+        """Return the head in the layout ``kind``: that named in place of a draft, or that of a built-in pair."""
         name = self.source.draft if kind == self.named_head else None
         if self.source.target is None:
             name = str(loading.embedded_folder(self.source.pair, HEAD_FOLDERS[kind]))
@@ -113,8 +113,8 @@ class LoadedModels:
         draft = self._load_draft(weights) if profile.drafts_with_a_model else None
         if profile.drafts_with_a_model and draft is None:
             raise UsageError(f"profile {profile.name} drafts with a model", hint="name one with --draft")
-        head = self.head(profile.draft.kind) if profile.names_a_head else None
-        if profile.names_a_head and head is None:
+        head = self.head(profile.named_head) if profile.named_head else None
+        if profile.named_head and head is None:
             raise UsageError(
                 f"profile {profile.name} drafts with a head of the target", hint="name both with --target and --draft"
             )
@@ -123,7 +123,7 @@ class LoadedModels:
             self.target,
             draft,
             slot=self._slots.get((profile.draft.kind, precision)),
-            head=self.layer if profile.drafts_with_a_head and not profile.names_a_head else head,
+            head=self.layer if profile.drafts_with_a_head and not profile.named_head else head,
         )
         if (slot := made.client.setup.slot) is not None:
             self._slots[profile.draft.kind, precision] = slot

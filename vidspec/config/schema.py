@@ -117,14 +117,15 @@ class Profile(Section):
         return self.drafter is not None and self.drafter.model in ("head", "layer")
 
     @property
-    def names_a_head(self) -> bool:
-        """True if ``models.draft`` names that head."""
-        return self.drafter is not None and self.drafter.model == "head"
+    def named_head(self) -> str | None:
+        """Layout of that head, if ``models.draft`` names it."""
+        drafter = self.drafter
+        return drafter.head if drafter is not None and drafter.model == "head" else None
 
     @property
     def named_models(self) -> tuple[str, ...]:
         """Hub ids and folders of all models to load, the target first; for a built-in pair the captioner only."""
-        drafts = self.drafts_with_a_model or self.names_a_head
+        drafts = self.drafts_with_a_model or self.named_head
         wanted = (self.models.target, self.models.draft if drafts else None, self.models.captioner)
         return tuple(dict.fromkeys(name for name in wanted if name))
 

@@ -151,7 +151,7 @@ class ModelsSection(Section):
             if (near := nearest_target(self.target)) is not None:
                 instead = f"the target {near}, or {instead}"
             yield OptionConflict("models.draft", "is needed, since this profile drafts with a smaller model", instead)
-        if unnamed and profile.names_a_head:
+        if unnamed and profile.named_head:
             instead = "name the head that was trained for the target, or take the profile ar"
             reason = "is needed, since this profile drafts with a head of its own"
             yield OptionConflict("models.draft", reason, instead)

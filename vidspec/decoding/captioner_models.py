@@ -85,8 +85,8 @@ def load_models(profile: Profile, undo: ExitStack) -> CaptionerModels:
         if draft is not None:
             draft.rename("embedded/draft")
     head: Head | None = None
-    if profile.names_a_head:
-        head = load_head(profile.draft.kind, draft_name, target, draft_where)
+    if profile.named_head:
+        head = load_head(profile.named_head, draft_name, target, draft_where)
         head.name = "embedded/head" if wanted.pair is not None else head.name
     elif profile.drafts_with_a_head:
         head = mtp.load_mtp(target)
@@ -94,7 +94,7 @@ def load_models(profile: Profile, undo: ExitStack) -> CaptionerModels:
 
 
 def load_head(kind: str, name: str, target: VideoLanguageModel, where: Placement) -> Head:
-    """Load the head that the drafter ``kind`` takes."""
+    """Load a head in the layout ``kind``."""
     if kind == "dflash":
         return dflash.load_block_head(name, target, where)
     return eagle3.load_eagle3(name, target, where)
@@ -108,8 +108,8 @@ def _names(profile: Profile) -> tuple[str, str]:
     folder = loading.embedded_folder(wanted.pair, "target")
     if not (folder / "config.json").is_file():
         raise ModelError("the built-in models are missing from this installation", hint="reinstall vidspec")
-    drafting = loading.embedded_folder(wanted.pair, HEAD_FOLDERS.get(profile.draft.kind, "draft"))
-    if profile.names_a_head and not drafting.is_dir():
+    drafting = loading.embedded_folder(wanted.pair, HEAD_FOLDERS.get(profile.named_head or "", "draft"))
+    if profile.named_head and not drafting.is_dir():
         raise ModelError(
             f"the built-in pair {wanted.pair} has no head for draft.kind {profile.draft.kind}",
             hint="give --set models.pair=embedded-qwen, or --target MODEL --draft HEAD",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from vidspec.config.part_sections import DraftSection
     from vidspec.config.schema import Profile
+    from vidspec.draft_length.costs import TokenPrices
     from vidspec.draft_length.pace import WindowController
     from vidspec.draft_length.window import DraftWindow
     from vidspec.drafting.context import DraftContext
@@ -139,7 +140,8 @@ class Drafter(ABC):
         Args:
             tokens: at least one.
             passed: the target's pass over the window. Row 0 follows the last token before it, row i + 1 its i-th
-                token; ``passed.path`` are the indices of those that are emitted.
+                token; ``passed.path`` are the indices of those that are emitted. Another drafter's tokens may stand
+                after its own.
         """
 
     def rest(self) -> bool:
@@ -151,6 +153,10 @@ class Drafter(ABC):
 
         Called before :meth:`begin`, if it ``paces``.
         """
+
+    def cost(self, gamma: int, prices: TokenPrices) -> float:
+        """Return the cost in tokens of the passes that draft a window of ``gamma`` tokens."""
+        return gamma * prices.of_pass("draft", 1)
 
     def finish(self, token_ids: Sequence[int]) -> None:  # noqa: B027
         """Take the finished text."""
@@ -167,6 +173,7 @@ class DrafterKind(ABC):
         model: the weights it drafts with: a ``draft`` model, the ``target`` itself, a ``head`` that reads the target's
             states, such a ``layer`` in the target's own checkpoint, or None: it needs no pass of any model, and its
             proposals cost next to nothing.
+        head: layout of that head, if ``models.draft`` names it.
         sees: the part of the video it sees: visual tokens that a pruner ``kept``, ``all`` in a way of its own, cache
             entries of its ``own`` choice, or ``nothing``.
         trees: True if it can draft the trees of ``draft.topology``.
@@ -182,6 +189,7 @@ class DrafterKind(ABC):
 
     needs: frozenset[str] = frozenset()
     model: Literal["draft", "target", "head", "layer"] | None = "draft"
+    head: Literal["eagle3", "dflash"] = "eagle3"
     sees: Literal["kept", "all", "own", "nothing"] = "kept"
     trees: bool = False
     remote: bool = False

@@ -23,6 +23,7 @@ from vidspec.engine.slab import KVSpan
 
 if TYPE_CHECKING:
     from vidspec.draft_length.blocks import BlockController
+    from vidspec.draft_length.costs import TokenPrices
     from vidspec.draft_length.pace import WindowController
     from vidspec.draft_length.window import DraftWindow
     from vidspec.models.dflash import BlockHead
@@ -134,6 +135,10 @@ class BlockDrafter(Drafter):
         self._draft = Draft.chain(tokens, probs)
         return self._draft
 
+    def cost(self, gamma: int, prices: TokenPrices) -> float:
+        head = self.engine.model
+        return prices.of_pass("draft", head.size if head.whole else gamma + head.first)
+
     def _run(self) -> Steps[PassResult]:
         """Run the block's pass, which first makes entries of the rows that the target has read since."""
         head, context = self.engine.model, self._take_context()
@@ -225,9 +230,12 @@ class BlockDrafter(Drafter):
     def read(self, tokens: Sequence[int], passed: PassResult) -> None:
         if passed.tapped is None:
             raise ValueError("the target's states of the last window are needed")
-        self._unread.append(passed.tapped[: len(tokens)])
+        rows, drafted = passed.emitted_rows, len(self._draft.tokens)
+        is_chain = rows[-1] == len(rows) - 1
+        self._unread.append(passed.tapped[: len(rows)] if is_chain else passed.tapped[list(rows)])
+        accepted = sum(node < drafted for node in passed.path)
         if self._window is not None:
-            self._window.update(len(self._draft.tokens), len(passed.path))
-        if self._blocks is not None and self._draft.tokens:
-            self._blocks.add_block(self._rows, self._probabilities, len(passed.path))
+            self._window.update(drafted, accepted, len(passed.path) - accepted)
+        if self._blocks is not None and drafted:
+            self._blocks.add_block(self._rows, self._probabilities, accepted)
         self._last, self._draft = tokens[-1], NO_DRAFT

@@ -108,8 +108,8 @@ class ChainWindows(Drafter):
         if not self._window:  # nothing was read either
             self._unread = [*self._unread, *tokens]
             return
-        base = self._committed + len(self._unread)
-        self._committed = min(base + len(tokens) - 1, self.spans[0].length - self._prompts[0])
+        base, accepted = self._committed + len(self._unread), sum(node < len(self._window) for node in passed.path)
+        self._committed = min(base + accepted, self.spans[0].length - self._prompts[0])
         for span, prompt in zip(self.spans, self._prompts, strict=True):
             span.rollback(prompt + self._committed)
         self._unread, self._window = [*tokens[self._committed - base :]], ()

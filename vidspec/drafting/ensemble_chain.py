@@ -96,7 +96,7 @@ class AdaptiveEnsembleChain(EnsembleChain):
 
     def read(self, tokens: Sequence[int], passed: PassResult) -> None:
         device = self._rows[0].device if self._rows else passed.logits.device
-        soft = self._soften.distribution(passed.logits[: len(tokens)]).to(device)
+        soft = self._soften.distribution(passed.logits[list(passed.emitted_rows)]).to(device)
         labels = list(zip(soft, tokens, strict=True))
         for (p, emitted), q in zip(labels, self._rows, strict=False):
             self.evidence.add(p, q, emitted)

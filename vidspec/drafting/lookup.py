@@ -92,6 +92,7 @@ class LookupDrafter(FreeDrafter):
         self.least, self.most = least, max(least, most)
         self.reliance = MatchAcceptance()
         self.memory: TextMemory | None = None
+        self.prices: RowPrices | None = None
         self._turns: DraftWindow | None = None
         self._found = NOTHING
 
@@ -107,12 +108,12 @@ class LookupDrafter(FreeDrafter):
             nodes: the most nodes of a proposed tree; chains if None.
             prices: source of row costs.
         """
-        self._nodes, self._prices = nodes, prices
+        self.nodes, self.prices = nodes, prices
         self._own = IndexedText(len(self.prompt) + room, self.least, self.most)
         self._own.add([*self.prompt, BREAK])
 
     def set_pace(self, pace: WindowController, window: DraftWindow) -> None:
-        self._prices, self._turns = pace.prices, window
+        self.prices, self._turns = pace.prices, window
 
     def guess(self, gamma: int) -> Sequence[int]:
         return self.proposal(gamma).tokens
@@ -127,43 +128,55 @@ class LookupDrafter(FreeDrafter):
     def propose(self, gamma: int) -> Steps[Draft]:
         yield from ()
         self._found = self.proposal(gamma)
-        return self.proposed(self._found)
-
-    def proposed(self, found: LookupProposal) -> Draft:
-        """Return the proposal as a window to verify."""
-        self._found, self.window = found, found.tokens
-        return Draft(found.tokens, found.parents)
+        return Draft(self._found.tokens, self._found.parents)
 
     def read(self, tokens: Sequence[int], passed: PassResult) -> None:
-        found, self._found = self._found, NOTHING
         if self._turns is not None:
             self._turns.update(0, len(passed.path))  # the model drafted nothing
+        self.judge(self._found, passed.path)
+        self._found = NOTHING
+        self.add(tokens)
+
+    def judge(self, found: LookupProposal, path: Sequence[int]) -> None:
+        """Update the reliance on matches by a verified proposal, whose accepted nodes are ``path``."""
         node, depth = -1, 0
-        for following in [*passed.path, None]:
+        for following in [*path, None]:
             share = sum(s for s, parent in zip(found.shares, found.parents, strict=True) if parent == node)
             if share:
                 self.reliance.update(found.length + depth, share, following is not None)
             if following is not None:
                 node, depth = following, depth + 1
-        super().read(tokens, passed)
 
-    def proposal(self, gamma: int) -> LookupProposal:
-        """Return the proposal, at most ``gamma`` deep."""
-        if gamma <= 0:
+    def proposal(self, gamma: int, after: Sequence[int] = (), reach: float = 1.0, rows: int = 0) -> LookupProposal:
+        """Return the proposal, at most ``gamma`` deep.
+
+        Args:
+            gamma: largest distance of a token from the last one.
+            after: drafted tokens, which it continues.
+            reach: probability that its first token is reached, which is a factor of all scores.
+            rows: of the window that it joins.
+        """
+        depth = min(gamma, LONGEST)
+        most = depth if self.nodes is None else self.nodes - rows
+        if depth <= 0 or most <= 0:
             return NOTHING
         end = self._own.tokens[-self.most :]
+        end.extend(after)
+        end = end[-self.most :]
         found = self._own.find(end)
         if self.memory is not None:
             found = longest_matches([*found, *self.memory.find(end)])
         if not found:
             return NOTHING
-        most = min(gamma, LONGEST) if self._nodes is None else self._nodes
-        prices = self._prices.row_prices(most) if self._prices is not None else []
-        grown = self._grow(found, min(gamma, LONGEST), most, prices)
+        prices = self.prices.row_prices(rows + most) if self.prices is not None else []
+        prices = [price - prices[rows] for price in prices[rows:]]
+        grown = self._grow(found, depth, most, prices, reach)
         self.declined += not grown.tokens
         return grown
 
-    def _grow(self, matches: list[Match], depth: int, most: int, prices: Sequence[float]) -> LookupProposal:
+    def _grow(
+        self, matches: list[Match], depth: int, most: int, prices: Sequence[float], reach: float
+    ) -> LookupProposal:
         """Return continuations of ``matches``, the best first: as many as are worth their rows.
 
         Args:
@@ -171,6 +184,7 @@ class LookupDrafter(FreeDrafter):
             depth: largest distance of a token from the text's last one.
             most: largest number of tokens.
             prices: the cost of rows in tokens, by number of proposed tokens; empty if unknown.
+            reach: probability that the first token is reached.
         """
         length, number = matches[0].length, count()
         heap: list[tuple[float, int, int, int, int, float, list[tuple[array[int], int]]]] = []
@@ -183,11 +197,11 @@ class LookupDrafter(FreeDrafter):
             known = sum(map(len, following.values()))
             trust = self.reliance(length + at)
             ranked = sorted(following.items(), key=lambda one: -len(one[1]))  # ties: the newest first
-            for token, group in ranked if self._nodes is not None else ranked[:1]:
+            for token, group in ranked if self.nodes is not None else ranked[:1]:
                 share = len(group) / known
                 heapq.heappush(heap, (-score * trust * share, next(number), parent, at + 1, token, share, group))
 
-        offer(-1, 0, 1.0, [(match.tokens, match.at) for match in matches])
+        offer(-1, 0, reach, [(match.tokens, match.at) for match in matches])
         tokens: list[int] = []
         parents: list[int] = []
         shares: list[float] = []

@@ -30,6 +30,7 @@ class BlockDraft(DrafterKind):
     """
 
     model = "head"
+    head = "dflash"
 
     def __init__(self, visual: Literal["all", "none"] = "all", axes: HeadAxes = "auto") -> None:
         self.sees, self.axes = "kept" if visual == "all" else "nothing", axes

@@ -1,7 +1,7 @@
 """Predicted tokens/s of this engine on a card, and published ones of vLLM: ``python -m research.simulate --cards``.
 
 The prediction is :mod:`research.prediction.costs`: data sheets, launches as ``tests/engine/counts.py`` counts them, and
-the waits of a round. No model runs. The table is docs/research/predicted.md.
+the waits of a round. No model runs. docs/research/predicted.md introduces it.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _with_clips(draft: DraftCandidate, clips: int, longest: int, siblings: Seque
 
 
 def page(names: Sequence[str] = ("4090", "a100", "h100")) -> str:
-    """Return the Markdown of docs/research/predicted.md after its introduction."""
+    """Return the tables and their assumptions, in Markdown."""
     cards = [SHEETS[named_card(name).key] for name in names]
     heads = ["card", "visual tokens", "clips", "plain", "best draft", "gamma", "gain"]
     heads += ["self-int4", "EAGLE-3", "3B", "int4 target, plain"]
@@ -168,7 +168,7 @@ def _notes(cards: Sequence[DataSheet]) -> list[str]:
         f"Data sheets: {sheets}. Measured on an H100: products reach {PRODUCT_USE:.0%} of the bandwidth, keys and "
         f"values {CACHE_USE:.0%}. Assumed: {FLOPS_USE:.0%} of the arithmetic.",
         "Kernels, launches and waits of the host take what they took there (research/prediction/constants.py), "
-        "products with codes no less than instructions allow ([engine](../internals/engine.md#quantised-weights)).",
+        "products with codes no less than instructions allow ([engine](../../internals/engine.md#quantised-weights)).",
         f"A drafted token is accepted with probability: {assumed}. These are other models, texts and engines.",
         f"Gamma is the best window. Captions of {TOKENS} tokens after {PROMPT} of text. *-*: does not fit into 95% of "
         "the card's memory, or no gain. *int4 target*: `models.weights: int4`, which gives other texts than bfloat16.",

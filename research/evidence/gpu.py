@@ -66,7 +66,7 @@ SHOWED = (
     "The host takes 0.46 ms of a plain turn that kernels do not cover, and 2 to 5 ms of a round of 16 clips with a "
     "head.",
     "Launched one by one, a kernel takes about 16 us of this host, and took 38 us of that of the first run. This "
-    "bounds models whose blocks are not replayed ([predicted.md](../predicted.md#hybrids-and-mixtures-of-experts)).",
+    "bounds models whose blocks are not replayed ([predicted.md](../predicted.md)).",
     "The vision tower takes 27 ms for 2,000 visual tokens, and took 80 ms in the first run, when products of its inner "
     "size 3,420 ran in unaligned kernels and norms, rotations and activations in many. It reaches 380 to 400 TFLOP/s, "
     "reading a prompt 450 to 550, of the data sheet's 989.",

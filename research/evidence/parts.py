@@ -165,6 +165,18 @@ PARTS: tuple[Part, ...] = (
             "tests.video.damage_survey --sound --sizes 320x240,640x360",
         ),
     ),
+    Part(
+        "cards",
+        "Predicted speed on cards",
+        "Nothing here is measured: [how it is predicted](../predicted.md).",
+        ("research.simulate --cards 4090,a100,h100",),
+    ),
+    Part(
+        "papers",
+        "The papers' tables, replayed",
+        "Nothing here is measured: [how they are replayed](../papers.md).",
+        ("research.pages.papers",),
+    ),
 )
 
 #: The README's table on another machine, in minutes (``--quick``); {quick} are its profiles.

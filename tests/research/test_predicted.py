@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from statistics import mean
 
 import pytest
 
+from research.evidence.__main__ import MEASURED
 from research.predicted import CLIPS, PUBLISHED, VISUAL, forecasts, page
 from research.prediction.costs import ModelCost
 from research.prediction.sheets import SHEETS
@@ -64,10 +66,7 @@ def test_what_is_predicted():
     assert all(draft.gain >= 1 for one in found for draft in one.drafts)
 
 
-def test_the_page_is_up_to_date():
-    """docs/research/predicted.md is what the command prints, below its introduction."""
-    from pathlib import Path
-
-    text = (Path(__file__).resolve().parents[2] / "docs" / "research" / "predicted.md").read_text(encoding="utf-8")
-    assert text.endswith(page()) and "with constants [measured on an H100]" in text
-    assert all(one.source in text for one in PUBLISHED)
+def test_the_committed_results_are_current():
+    (output,) = json.loads((MEASURED / "cards.json").read_text(encoding="utf-8"))["output"]
+    assert output == page().rstrip().splitlines(), "python -m research.evidence cards --again"
+    assert all(one.source in page() for one in PUBLISHED)

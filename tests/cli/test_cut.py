@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_captioner import FakeCaptioner, FakeReader
+from tests.fake_captioner import TEXT, FakeCaptioner, FakeReader
 from tests.runs.shards import tar_of
 from tests.video import clips
 from vidspec.errors import OutputError, VideoError
@@ -100,7 +100,9 @@ def test_other_captions_of_the_same_segments_leave_their_videos(film, vidspec):
 def test_segments_of_another_length_replace_those_of_before(film, vidspec):
     vidspec(*CUT)
     vidspec("caption", "good.mp4", "--segment", "0.8", "--cut", "out")
-    assert names() == pairs(1, 2) and [len(probe(f"out/good-00{n}.mp4")) for n in (1, 2)] == [20, 16]
+    kept = [f"good-00{number}.txt~" for number in (1, 2, 3)]
+    assert [one for one in names() if one not in kept] == pairs(1, 2) and {*kept} < {*names()}
+    assert [len(probe(f"out/good-00{n}.mp4")) for n in (1, 2)] == [20, 16]
 
 
 def test_a_changed_film_is_cut_again(film, vidspec):
@@ -346,3 +348,27 @@ def test_a_dry_run_writes_nothing_and_names_the_folder(film, vidspec):
 def test_what_excludes_cut(film, vidspec, args, message):
     ran = vidspec("caption", *args)
     assert ran.code == 2 and message in ran.err and not os.path.exists("out")
+
+
+def test_a_list_that_is_added_to_a_finished_cut_keeps_its_captions(film, vidspec):
+    """Trigger word and edits included; nothing is captioned or encoded again."""
+    assert vidspec(*CUT, "--template", "ohwx, {caption}").code == 0
+    Path("out/good-002.txt").write_text("edited by eye")
+    before = {name: Path("out", name).read_bytes() for name in names() if not name.startswith(".")}
+    FakeCaptioner.made.clear()
+    ran = vidspec(*CUT, "--format", "huggingface")
+    assert ran.code == 0 and not FakeCaptioner.made
+    assert {name: Path("out", name).read_bytes() for name in before} == before
+    found = {
+        row["file_name"]: row["caption"] for row in map(json.loads, Path("out/metadata.jsonl").read_text().splitlines())
+    }
+    texts = [f"ohwx, {' '.join(TEXT.split())}", "edited by eye", f"ohwx, {' '.join(TEXT.split())}"]
+    assert [*found.values()] == texts and [*found] == [f"good-00{number}.mp4" for number in (1, 2, 3)]
+
+
+def test_a_film_whose_segments_have_captions_is_cut_without_captioning(film, vidspec):
+    scenes = ("caption", "good.mp4", "--segment", CUT[CUT.index("--segment") + 1])
+    assert vidspec(*scenes, "--format", "srt", "--template", "ohwx, {caption}").code == 0
+    FakeCaptioner.made.clear()
+    assert vidspec(*CUT).code == 0 and not FakeCaptioner.made
+    assert {Path("out", name).read_text()[:6] for name in names() if name.endswith(".txt")} == {"ohwx, "}

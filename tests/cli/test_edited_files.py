@@ -124,23 +124,64 @@ def test_a_changed_and_a_renamed_clip_do_not_cost_the_caption_of_a_hand(vidspec)
 
 
 def test_a_file_shows_the_captions_that_were_asked_for_last(vidspec):
-    """Also where an earlier run made these captions: nothing is captioned, and what a run wrote since is kept aside."""
+    """Also where an earlier run made these captions: nothing is captioned, and what is replaced is kept aside."""
     vidspec("caption", "k", "--format", "txt")
     plain = file("a").read_text()
-    vidspec("caption", "k/a", "k/b", "--format", "txt", *V2)
+    ran = vidspec("caption", "k/a", "k/b", "--format", "txt", *V2)
+    assert "2 files with captions by other options replaced: k/a/good.txt and 1 more; the command that wrote" in ran.err
     newer = file("a").read_text()
+    assert newer.startswith("v2") and Path("k/a/good.txt~").read_text() == plain
     captioned()
     ran = vidspec("caption", "k", "--format", "txt", "--dry-run")
-    assert "k/a/good.txt: replaced, kept as k/a/good.txt~\n" in ran.err and "k/c" not in ran.err
+    assert "k/a/good.txt: replaced, kept as k/a/good.txt~1~\n" in ran.err and "k/c" not in ran.err
     ran = vidspec("caption", "k", "--format", "txt", "--quiet")
     assert ran.code == 0 and not captioned()
-    assert "2 files of another command, given since, replaced by captions of this one: k/a/good.txt and 1" in ran.err
-    assert "files that were there before are kept as k/a/good.txt~ and 1 more" in ran.err
+    assert "2 files with captions by other options replaced: k/a/good.txt and 1" in ran.err
+    assert "files that were there before are kept as k/a/good.txt~1~ and 1 more" in ran.err
     assert file("a").read_text() == file("b").read_text() == plain
-    assert newer != plain and Path("k/a/good.txt~").read_text() == newer and not Path("k/c/good.txt~").exists()
+    assert Path("k/a/good.txt~1~").read_text() == newer and not Path("k/c/good.txt~").exists()
     file("a").write_text(MINE)
     ran = vidspec("caption", "k", "--format", "txt", *V2)
     assert "1 edited file was kept" in ran.err and file("a").read_text() == MINE and "v2" in file("b").read_text()
+
+
+V1 = ("--template", "ohwx, {caption}", "--prompt", "Who?")
+
+
+@pytest.mark.parametrize("more", [("--format", "srt"), ("--retry-failed",), ("--format", "txt,srt")])
+def test_a_second_command_keeps_the_texts_of_the_run(vidspec, more):
+    """Another format and a retry caption as the run did, trigger word included, and caption nothing again."""
+    Path("k/missing.mp4").write_bytes(b"x")
+    vidspec("caption", "k", "--format", "txt", *V1)
+    before = file("a").read_text()
+    captioned()
+    Path("k/new.mp4").write_bytes(b"x")
+    Path("k/good.mp4").write_bytes(b"x")
+    ran = vidspec("caption", "k", *(() if "--format" in more else ("--format", "txt")), *more)
+    asked = [one for one in captioned() if "missing" not in one and "new" not in one]
+    assert asked == ["k/good.mp4"] and file("a").read_text() == before and before.startswith("ohwx, A red")
+    assert "note: as in the last run here: --template 'ohwx, {caption}', --prompt 'Who?'" in ran.err
+    assert "(--template '{caption}' writes none)" in ran.err
+    assert "ohwx, A red" in Path("k/good.srt" if "srt" in more else "k/good.txt").read_text()
+
+
+def test_another_prompt_for_some_clips_keeps_the_trigger_word(vidspec):
+    vidspec("caption", "k", "--format", "txt", *V1)
+    before = file("a").read_text()
+    ran = vidspec("caption", "k/a", "--format", "txt", "--prompt", "What?")
+    assert file("a").read_text().startswith("ohwx, ") and Path("k/a/good.txt~").read_text() == before
+    assert "--template 'ohwx, {caption}'" in ran.err and "--prompt" not in ran.err.partition("last run here")[2]
+    assert vidspec("caption", "k/a", "--format", "txt", "--template", "{caption}").code == 0
+    assert file("a").read_text().startswith("A red")
+    assert vidspec("caption", "k/b", "--format", "txt", "--overwrite").code == 0
+    assert file("b").read_text().startswith("A red"), "which starts over"
+
+
+def test_texts_that_name_columns_are_not_taken_over(vidspec):
+    Path("m.csv").write_text("path,tags\nk/a/good.mp4,red\n")
+    vidspec("caption", "--manifest", "m.csv", "--format", "txt", "--template", "{tags}: {caption}")
+    ran = vidspec("caption", "k", "--format", "txt")
+    assert ran.code == 0 and "last run here" not in ran.err
 
 
 @pytest.mark.parametrize(

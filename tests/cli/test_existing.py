@@ -80,7 +80,9 @@ def test_the_text_goes_into_templates_and_outlives_its_file(vidspec):
     assert file("a").read_text().endswith("[ohwx, red circle]\n")
     assert vidspec(*USE, "--template", "{existing}! {caption}", "--overwrite").code == 0
     assert file("a").read_text().startswith("ohwx, red circle! A red")
-    assert [path.name for path in Path("k").rglob("*.txt~*")] == ["good.txt~"]
+    kept = {str(path) for path in Path("k").rglob("*.txt~*")}
+    assert kept == {"k/a/good.txt~", "k/a/good.txt~1~", "k/b/good.txt~", "k/c/good.txt~"}, "--overwrite adds none"
+    assert Path("k/a/good.txt~").read_text() == "ohwx, red circle\n" and "A red" in Path("k/a/good.txt~1~").read_text()
     asked()
     file("a").unlink()
     assert vidspec(*USE, "--template", "{existing}! {caption}").code == 0 and not asked()

@@ -137,14 +137,14 @@ def test_review_saves_no_link(vidspec):
     clip = next(files.read())
     assert (clip.state, clip.text) == ("foreign", "precious")
     with pytest.raises(UsageError, match=r"good\.txt: is a link, and was not replaced \(edit what it points to\)"):
-        files.save(clip.job, "mine", clip.version)
+        files.save(0, "mine", clip.version)
     Path("k/a/good.txt").unlink()
     link(".good.txt.part", "k/a")
-    assert files.save(clip.job, "mine", "").text == "mine"
+    assert files.save(0, "mine", "").text == "mine"
     link(".vidspec-1.jsonl")
     link("..vidspec.jsonl.lock")
     with pytest.raises(OutputError, match="cannot be locked"):
-        files.save(clip.job, "other", "")
+        files.save(0, "other", "")
 
 
 @pytest.mark.usefixtures("outside_stays")
@@ -213,5 +213,5 @@ def test_caption_files_keep_their_permissions(vidspec):
         assert [os.stat(name).st_mode & 0o777 for name in ("k/a/good.txt", "k/b/good.srt")] == [0o640, 0o604]
     files = CaptionFiles(plan(RunSpec.make({"paths": ["k"], "format": "txt"})))
     clip = next(files.read())
-    files.save(clip.job, "mine", clip.version)
+    files.save(0, "mine", clip.version)
     assert os.stat("k/a/good.txt").st_mode & 0o777 == 0o640

@@ -41,7 +41,7 @@ class ClipFiles(Renderer):
         self._unreplaced_clips: dict[FileState, set[str]] = defaultdict(set)
         self._permissions: dict[Path, int] = {}  # of files that are replaced
         self._backups: list[Path] = []
-        self._restored: list[Path] = []  # files with captions of a later run, which this run replaced
+        self._replaced: list[Path] = []  # files with captions by other options, which this run replaced
 
     @property
     def place(self) -> str:
@@ -138,8 +138,15 @@ class ClipFiles(Renderer):
     def prepare(self, job: Job, record: RecordDict) -> None:
         if record["caption"] is not None or record["job"].get("segment") is not None:
             # The earlier file is removed before the record is added: a file must never show other than its record.
-            for names in self.names:
-                self._clear(job, names.path(job))
+            for path in (names.path(job) for names in self.names):
+                self._clear(job, path, back_up=self._shows_other(job, path, record["job"]["settings"]))
+
+    def _shows_other(self, job: Job, path: Path, settings: str) -> bool:
+        """Return True if a file shows a caption by other options; unless a run starts over it is kept, as ``FILE~``."""
+        mark = None if self.store.overwrite else self.store.journals.of(job).index.marks.latest(path)
+        other = mark is not None and mark.settings != settings and self.state(job, path) == "written"
+        self._replaced += [path] * other
+        return other
 
     def add(self, job: Job, record: RecordDict) -> PendingFile | None:
         self._write(job, record["job"]["settings"], self.names)
@@ -148,9 +155,7 @@ class ClipFiles(Renderer):
     def restore(self, job: Job, settings: str) -> None:
         outdated = tuple(self.outdated(job, settings))
         for path in (names.path(job) for names in outdated):
-            newer = self.state(job, path) == "written"  # with captions of another command, given since
-            self._restored += [path] * newer
-            self._clear(job, path, back_up=newer)
+            self._clear(job, path, back_up=self._shows_other(job, path, settings))
         self._write(job, settings, outdated)
 
     def _clear(self, job: Job, path: Path, *, back_up: bool = False) -> None:
@@ -228,10 +233,11 @@ class ClipFiles(Renderer):
         if clips := len(self._unreplaced_clips["foreign"]):
             them = "it" if len(foreign) + len(links) == 1 else "them"
             notes[-1] += f"; --existing replace replaces {them} ({counted(clips, 'clip')}), keeping FILE~"
-        if self._restored:
-            count = f"{len(self._restored)} files" if len(self._restored) > 1 else "1 file"
+        if self._replaced:
+            count = counted(len(self._replaced), "file")
             notes.append(
-                f"{count} of another command, given since, replaced by captions of this one: {_shorten(self._restored)}"
+                f"{count} with captions by other options replaced: {_shorten(self._replaced)}; the command that wrote "
+                f"{'it' if len(self._replaced) == 1 else 'them'} does so again, without captioning"
             )
         if self._backups:
             notes.append(f"files that were there before are kept as {_shorten(self._backups)}")

@@ -27,6 +27,7 @@ from vidspec.runs.run_settings import (
     read_texts,
 )
 from vidspec.runs.shards import save_array, shard_of
+from vidspec.runs.store.earlier import with_earlier_texts
 from vidspec.runs.store.records import settings_digest
 from vidspec.runs.store.run_lines import CaptionRun
 
@@ -132,7 +133,9 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
         check_template(spec.template, option("template"))
     defaults = read_config()
     inputs.check_inputs(spec)
-    asked = read_texts(spec)
+    asked, earlier = with_earlier_texts(read_texts(spec), spec.format or defaults.format)
+    if earlier is not None:
+        reporter.note(earlier)
     keys = profile_keys(asked)
     resolved = resolve_profile(spec.profile or os.environ.get("VIDSPEC_PROFILE") or None, keys, defaults)
     profile = resolved.profile

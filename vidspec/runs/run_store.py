@@ -18,6 +18,7 @@ from vidspec.runs.part_files import PartFiles
 from vidspec.runs.renderers import PendingFile, Renderer
 from vidspec.runs.run_file import RunFile
 from vidspec.runs.run_journals import RunJournals, collecting
+from vidspec.runs.segment_files import SegmentFiles
 from vidspec.runs.store.beside import CaptionsBeside
 from vidspec.runs.store.caption_set import CaptionSet
 from vidspec.runs.store.file_states import FileMarks, hidden_journal
@@ -60,8 +61,8 @@ class RunStore:
         self._run, self._jobs = run, tuple(jobs)
         files = [one for one in self.renderers if isinstance(one, RunFile)]
         find = _journal_place(self.renderers, label)
-        alone = bool(files) and len(files) == len(self.renderers) and not overwrite
-        self._beside = CaptionsBeside() if alone else None
+        takes_over = self.renderers and all(isinstance(one, RunFile | SegmentFiles) for one in self.renderers)
+        self._beside = CaptionsBeside() if takes_over and not overwrite else None
         self._file_journal = find(None) if find is not None and files else None
         self.journals = RunJournals(
             find,

@@ -126,7 +126,7 @@ class SegmentFiles(ClipFiles):
             if not any(map(os.path.lexists, paths := (self.names[0].path(one), self._segment_names.video(one)))):
                 return
             for path in paths:
-                self._clear(one, path)
+                self._clear(one, path, back_up=path.suffix == ".txt")
 
     def _segments(self, job: Job, settings: str) -> Iterator[Job]:
         """Yield the recorded segments of a clip."""

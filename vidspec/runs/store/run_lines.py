@@ -130,6 +130,11 @@ class RunLines:
         return self._read[line.origin]
 
     @property
+    def described(self) -> list[CaptionRun]:
+        """All runs that are described, in the order of their lines."""
+        return [run for settings in self._origins.values() if (run := self.of(settings)) is not None]
+
+    @property
     def latest(self) -> CaptionRun | None:
         """The run that was described last; None if none is."""
         return self.of(next(reversed(self._origins.values()))) if self._origins else None

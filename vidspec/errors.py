@@ -153,16 +153,22 @@ class ProfileError(UsageError):
     """A profile that cannot be found, read or combined.
 
     Args:
-        message: as of any error.
-        hint: as of any error.
+        message, hint, stage: as of any error.
         sources: variable or file that set a key, by dotted key; other keys were set by the caller, or are defaults.
     """
 
     stage = "profile"
     kind = "profile"
 
-    def __init__(self, message: str, *, hint: str | None = None, sources: Mapping[str, str] | None = None) -> None:
-        super().__init__(message, hint=hint)
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        stage: str | None = None,
+        sources: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint, stage=stage)
         self.sources = dict(sources or {})
 
     def spell(self, name: str, value: object) -> str:

@@ -1,4 +1,5 @@
 import csv
+import html
 import io
 import json
 from importlib.metadata import EntryPoint, EntryPoints
@@ -118,7 +119,7 @@ def test_vtt_loads_in_three_parsers(cues, tmp_path):
         ("00:00:00.000", "00:00:05.000"),
         ("00:00:10.000", "00:00:12.000"),
     ]
-    assert parsed[1].raw_text == CUE
+    assert html.unescape(parsed[1].raw_text) == WRAPPED
     assert [(cue.start, cue.end) for cue in pysubs2.SSAFile.from_string(text)] == [(0, 5000), (10000, 12000)]
     (tmp_path / "a.vtt").write_text(text, encoding="utf-8")
     assert cue_times(tmp_path / "a.vtt") == [(0.0, 5.0), (10.0, 12.0)]

@@ -200,7 +200,7 @@ def test_a_draft_process_keeps_no_frames_and_no_embeddings(pair, made, without_c
         worker.take(1, Propose(0, 8))
         while worker.busy:
             worker.turn()
-        assert len([one for one in sent if isinstance(getattr(one, "result", None), Proposed)]) == 8
+        assert len([one for one in sent if isinstance(one[1], Proposed)]) == 8
         assert made and not alive(made)
 
 

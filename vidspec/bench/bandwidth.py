@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from vidspec.engine.decoder import Decoder
     from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["copy_bandwidth", "kv_bytes", "model_weight_bytes", "pass_bytes", "weight_bytes"]
-
 
 def copy_bandwidth(device: torch.device, megabytes: int = 256, repeats: int = 8) -> float:
     """Return bytes read and written per second by the fastest of several copies of a buffer larger than the caches."""

@@ -10,8 +10,6 @@ from itertools import pairwise
 
 from vidspec.events.trace import KINDS, Span, by_kind, innermost
 
-__all__ = ["OTHER", "Breakdown", "breakdown"]
-
 #: Time that no span covers.
 OTHER = "other"
 _WAIT = "wait"

@@ -10,8 +10,6 @@ import torch
 from vidspec._version import __version__
 from vidspec.engine.device import processor
 
-__all__ = ["machine"]
-
 
 def machine(device: torch.device) -> dict[str, object]:
     """Return facts about the machine and the libraries."""

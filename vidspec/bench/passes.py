@@ -18,8 +18,6 @@ from vidspec.engine.rows import Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.models.base import EmbeddedPrompt
 
-__all__ = ["ALPHAS", "MAX_ROWS", "TimedPasses", "measure_passes", "prefill_pruned", "time_pass"]
-
 MAX_ROWS = 32
 ALPHAS = (0.0, 0.5, 0.9)
 

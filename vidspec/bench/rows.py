@@ -16,17 +16,6 @@ from vidspec.events.compare import decode_rate, time_at_length
 from vidspec.events.counters import tau
 from vidspec.events.record import Caption
 
-__all__ = [
-    "BenchRow",
-    "Records",
-    "bench_rows",
-    "markdown",
-    "median_rate",
-    "methods_with_other_draws",
-    "speed_ups",
-    "turn_label",
-]
-
 #: Records by contender and clip, one for each repeat.
 Records: TypeAlias = Mapping[str, Mapping[str, Sequence[Caption]]]
 

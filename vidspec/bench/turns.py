@@ -10,8 +10,6 @@ from typing import TypeVar
 
 from vidspec.errors import GenerationError
 
-__all__ = ["ContenderFailed", "measure_in_turns", "rotate", "time_call"]
-
 K = TypeVar("K")
 I = TypeVar("I")  # noqa: E741
 T = TypeVar("T")

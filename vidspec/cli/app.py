@@ -41,8 +41,6 @@ from vidspec.errors import LostOutputError, UsageError, VidspecError
 from vidspec.escaping import HALF_CHARACTER, escape_text
 from vidspec.signals import ending_of, raise_on_signals
 
-__all__ = ["app", "run", "run_app", "version"]
-
 #: Base of all usage errors in the click that Typer bundles, found through a class that Typer exports.
 ClickError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException" and issubclass(base, Exception)

@@ -16,8 +16,6 @@ from vidspec.config.run_spec import RunSpec
 if TYPE_CHECKING:
     from vidspec.cli.session import DialogueSession
 
-__all__ = ["ask"]
-
 #: Options shared with ``vidspec caption``.
 SHARED: tuple[str, ...] = (
     "profile",

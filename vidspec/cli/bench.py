@@ -17,8 +17,6 @@ from vidspec.errors import UsageError
 if TYPE_CHECKING:
     from vidspec.bench.measure import Bench, BenchResult
 
-__all__ = ["BenchOptions", "ClipArguments", "ProfilesOption", "bench", "parse_profiles", "run_bench"]
-
 DEFAULT = "ar,vanilla-sd,sd-rand-chain,sd-uniform-chain,sd-attention-chain"
 
 ResultT = TypeVar("ResultT", bound="BenchResult")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from vidspec.cli.options import TerminalOptions, flatten_options
 from vidspec.config.run_spec import RunSpec
 
-__all__ = ["caption"]
-
 
 @flatten_options()
 def caption(spec: RunSpec, options: TerminalOptions) -> int:

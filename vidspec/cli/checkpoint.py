@@ -32,8 +32,6 @@ from vidspec.models.placement import resolve_placement
 from vidspec.models.processor_files import read_processor
 from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["CheckpointReport", "DraftFit", "inspect"]
-
 #: Rows by which heads of the same vocabulary may differ, as they are padded to round numbers.
 PADDING = 1024
 #: Profiles to propose, the first that works: with a draft, an unlike one, one without vision, and without a draft.

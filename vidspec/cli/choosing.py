@@ -14,8 +14,6 @@ from vidspec.errors import ModelError, UsageError
 from vidspec.models import hub
 from vidspec.models.known_pairs import listed_draft
 
-__all__ = ["choose_models", "download_models"]
-
 #: Files of a repository that loading may read; others duplicate the weights.
 READ = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 

@@ -14,8 +14,6 @@ from vidspec.cli.report_page import records_of
 from vidspec.errors import UsageError
 from vidspec.events.tally import counted
 
-__all__ = ["compare"]
-
 
 def compare(
     first: Annotated[Path, typer.Argument(metavar="FIRST", help="Records of a run: a file, or a folder of files.")],

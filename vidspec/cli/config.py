@@ -13,8 +13,6 @@ from vidspec.cli.printed import print_json, print_note, print_rows
 from vidspec.errors import UsageError
 from vidspec.escaping import json_text, one_line
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Show defaults, and the keys of a profile.", no_args_is_help=True, suggest_commands=False)
 
 

@@ -20,8 +20,6 @@ from vidspec.cli.printed import facts_table, print_json
 from vidspec.events.tally import counted
 from vidspec.models.machine import model_cache
 
-__all__ = ["MachineReport", "MissingPackage", "doctor", "inspect"]
-
 #: Distributions to report; True if captioning needs them.
 PACKAGES = dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "av"), True)
 PACKAGES |= {"decord": False, "numpy": True, "pillow": True}

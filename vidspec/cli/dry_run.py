@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from vidspec.runs.planning import RunPlan
     from vidspec.runs.run_store import RunStore
 
-__all__ = ["print_plan"]
-
 
 @dataclass(frozen=True)
 class PlannedClip:

@@ -20,8 +20,6 @@ from vidspec.pruning.base import pruners
 from vidspec.registry import Registry, options_of
 from vidspec.schedule import schedules
 
-__all__ = ["KeyReference", "key_sections"]
-
 _PARTS: dict[str, Registry[Any]] = {
     registry.key.partition(".")[0]: registry for registry in (drafters, pruners, rules, lossy)
 }

@@ -20,18 +20,6 @@ from vidspec.config.run_spec import RunSpec, Text, flag_of
 from vidspec.config.sections import Flag, GenerateSection, ModelsSection, Section, VideoSection
 from vidspec.errors import ProfileError, Spelling, VidspecError, value_text
 
-__all__ = [
-    "COMMON_KEYS",
-    "FLAGS",
-    "KEY_SECTIONS",
-    "Completion",
-    "choices",
-    "field_parameters",
-    "key_parameters",
-    "model_option",
-    "spell_flags",
-]
-
 #: Returns the values that may complete a word, each with a description or not.
 Completion: TypeAlias = Callable[[str], list[Any]]
 

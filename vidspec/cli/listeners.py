@@ -19,8 +19,6 @@ from vidspec.runs.formats.base import MARK
 from vidspec.runs.rendering import rendered_beginning, whole_words
 from vidspec.runs.writers import StdoutLines
 
-__all__ = ["ClipEvents", "OutcomeLines", "ProgressNotes", "RestartNotes", "StreamedText"]
-
 #: Seconds between progress lines without a terminal.
 PROGRESS_INTERVAL = 60.0
 

@@ -12,8 +12,6 @@ from vidspec.cli.printed import print_note
 from vidspec.errors import UsageError
 from vidspec.events.tally import counted
 
-__all__ = ["merge"]
-
 
 def merge(
     files: Annotated[

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from vidspec.models.known_pairs import KnownModel, MemoryWorkload
     from vidspec.models.recommended import Card
 
-__all__ = ["models"]
-
 #: Rows for this machine without ``--all``, and the share of free memory that they leave on a device not in the table.
 SHOWN, SPARE = 3, 0.2
 

@@ -23,21 +23,6 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
     from rich.console import Console
 
-__all__ = [
-    "FULL",
-    "complete_streams",
-    "events_on_stderr",
-    "facts_table",
-    "print_error",
-    "print_event",
-    "print_facts",
-    "print_json",
-    "print_markdown",
-    "print_note",
-    "print_rows",
-    "printed_log",
-]
-
 #: Errors of a disk without room.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 

@@ -13,8 +13,6 @@ from vidspec.cli.printed import print_json, print_note, print_rows
 if TYPE_CHECKING:
     from vidspec.bench.profiled import ProfileReport
 
-__all__ = ["profile"]
-
 
 @flatten_options()
 def profile(

@@ -11,8 +11,6 @@ from vidspec.cli.printed import print_json, print_rows
 from vidspec.errors import UsageError
 from vidspec.registry import nearest
 
-__all__ = ["profiles"]
-
 
 def profiles(
     names: Annotated[

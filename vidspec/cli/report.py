@@ -16,16 +16,6 @@ if TYPE_CHECKING:
     from vidspec.captioner import Captioner
     from vidspec.runs.inputs import InputListing
 
-__all__ = [
-    "loaded_summary",
-    "print_failure",
-    "print_traceback",
-    "progress",
-    "summary",
-    "timing_summary",
-    "totals",
-]
-
 
 def print_failure(caption: Caption, error: Exception, *, debug: bool) -> None:
     """Print one line for a failed clip, and its traceback too if it is a bug or ``debug`` is set."""

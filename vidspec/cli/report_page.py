@@ -16,8 +16,6 @@ from vidspec.events.tally import counted
 if TYPE_CHECKING:
     from vidspec.runs.store.caption_set import HeldRecords
 
-__all__ = ["records_of", "report"]
-
 
 def report(
     sources: Annotated[

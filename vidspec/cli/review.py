@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from vidspec.runs.planning import RunPlan
     from vidspec.runs.review import CaptionFiles
 
-__all__ = ["review"]
-
 #: Options shared with ``vidspec caption``: those that name clips and their files, and those of another caption.
 SHARED: tuple[str, ...] = ("paths", "from_file", "manifest", "include", "exclude", "include_images")
 SHARED += ("format", "output_dir", "name", "profile", "settings", "pair", "target", "draft", "device", "dtype")

@@ -10,8 +10,6 @@ import typer
 from vidspec.cli.options import DebugOption
 from vidspec.errors import UsageError
 
-__all__ = ["sample"]
-
 
 def sample(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to copy the clips and truth.json to.")],

@@ -19,8 +19,6 @@ from vidspec.config.run_spec import RunSpec, parse_batch, parse_size
 if TYPE_CHECKING:
     from vidspec.serve.config import ServeConfig
 
-__all__ = ["listen", "require_one_prompt", "require_packages", "serve"]
-
 #: Options shared with ``vidspec caption``.
 SHARED: tuple[str, ...] = ("profile", "settings", "pair", "target", "draft", "device", "dtype", "weights", "threads")
 SHARED += ("frames", "fps", "max_pixels", "prompt", "system", "max_new_tokens", "temperature", "batch")

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from vidspec.decoding.dialogue import Dialogue
     from vidspec.display.pages.report import ReportFile
 
-__all__ = ["HELP", "DialogueSession", "dialogue_page", "terminal_prompt"]
-
 #: Commands on a terminal.
 COMMANDS = ("/again", "/save", "/quit", "/exit")
 HELP = "/again repeats the last question, /save FILE saves the dialogue, /quit ends it; Ctrl-C stops an answer"

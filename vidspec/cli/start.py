@@ -17,14 +17,6 @@ from vidspec.events.tally import format_duration
 if TYPE_CHECKING:
     from vidspec.config.profiles import Profile
 
-__all__ = [
-    "announce",
-    "demo_notes",
-    "fast_loading",
-    "report_stage",
-    "stage_status",
-]
-
 #: Seconds between lines about a long stage, without a terminal.
 EVERY = 10.0
 

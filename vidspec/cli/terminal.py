@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from vidspec.captioner import Captioner
     from vidspec.draft_length.costs import PassCosts
 
-__all__ = ["TerminalReporter", "run_on_terminal"]
-
 
 def run_on_terminal(plan: RunPlan, reporter: TerminalReporter) -> int:
     """Carry out a plan, report on standard error, and return the exit code."""

@@ -7,8 +7,6 @@ from collections.abc import Collection, Sequence
 from vidspec.config.run_spec import RunSpec
 from vidspec.errors import UsageError
 
-__all__ = ["parse_measured_settings", "parse_settings", "with_settings"]
-
 
 def with_settings(spec: RunSpec, settings: Sequence[str] | None) -> RunSpec:
     """Return a run with the keys of ``--set``, none of which another option may set.

@@ -18,8 +18,6 @@ from vidspec.pruning.base import pruners
 from vidspec.registry import Registry
 from vidspec.schedule import schedules
 
-__all__ = ["PARTS", "load_plugin", "names"]
-
 #: Registries by the name of their kind of part.
 PARTS: dict[str, Registry[Any]] = {
     registry.part: registry for registry in (pruners, drafters, rules, schedules, families, lossy)

@@ -12,8 +12,6 @@ from pydantic import ValidationError
 
 from vidspec.errors import UsageError
 
-__all__ = ["contains_word", "describe_error", "read_yaml"]
-
 #: Bytes of a file, and depth of nested mappings and lists; a packaged profile has at most 600 bytes and depth two.
 LONGEST, DEEPEST = 256 << 10, 32
 #: Characters of an invalid value that a message quotes.

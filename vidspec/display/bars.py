@@ -9,8 +9,6 @@ from rich.text import Text
 from vidspec.events.counters import tau
 from vidspec.events.events import Round
 
-__all__ = ["LINES", "draw_bars"]
-
 #: Lines of the bars, columns of the label, most bars.
 LINES, LABEL, MOST = 3, 17, 40
 #: A full bar is at least this many tokens.

@@ -12,8 +12,6 @@ from vidspec.display.state import PanelState
 from vidspec.escaping import one_line
 from vidspec.events.tally import format_duration
 
-__all__ = ["clip_lines", "headings"]
-
 #: Columns between the clip's name and its text, in order, and their widths.
 COLUMNS = {"phase": 8, "tokens": 6, "accepted": 8, "time": 7}
 #: Order in which columns are dropped on a narrow terminal, after the text.

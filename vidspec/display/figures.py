@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from vidspec.events.tally import format_duration
 
-__all__ = ["clock", "counted", "moment", "number", "ratio", "share", "span", "time"]
-
 
 def number(value: float | int | None) -> str:
     """Format as ``12,345`` or ``3.14``; a dash for None."""

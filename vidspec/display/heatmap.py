@@ -19,18 +19,6 @@ from vidspec.events.events import Prefilled
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = [
-    "EDGE",
-    "LONGEST",
-    "Cells",
-    "FrameRaster",
-    "cells_of",
-    "rasters",
-    "sparkline",
-    "veil",
-    "weight_lines",
-]
-
 #: RGB colours of the line around visible cells and of the overlay on hidden ones.
 EDGE, GREY = (255, 176, 32), (96, 100, 112)
 #: Cells smaller than this many pixels get no outline.

@@ -10,8 +10,6 @@ from rich.text import Text
 from vidspec.display.figures import time
 from vidspec.events.events import Round
 
-__all__ = ["ACCEPTED", "LANE", "ROUNDS", "WAITING", "WASTED", "LaneGlyphs", "draw_lanes"]
-
 #: Most rounds shown.
 ROUNDS = 12
 #: Styles of accepted work, wasted work and waiting.

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["PanelScreen"]
-
 
 @dataclass(frozen=True)
 class PanelScreen:

@@ -19,8 +19,6 @@ from vidspec.display.heatmap import EDGE, cells_of
 from vidspec.events.events import Opened, Prefilled, Thumbnail
 from vidspec.events.tally import counted
 
-__all__ = ["TileLayout", "Tiles", "fit_tiles", "sight_sentence"]
-
 #: Columns between tiles, least and greatest lines of a tile's picture.
 GAP, LEAST, GREATEST = 2, 3, 10
 #: Tiles for which a tile may be smaller than its lines allow.

@@ -5,8 +5,6 @@ The reference answers and their clips are drawn by ``research.world``.
 
 from __future__ import annotations
 
-__all__ = ["COLOURS", "PROMPTS", "QUESTIONS", "SHAPES", "is_known"]
-
 #: Prompts for a caption; the first is the default prompt.
 PROMPTS = (
     "Describe this video in detail.",

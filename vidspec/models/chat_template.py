@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from vidspec.errors import ModelError
 
-__all__ = ["render_template"]
-
 #: Maximum characters and tokens of a prompt; a context of 128k tokens has a few characters per token.
 LONGEST = 1 << 20
 

@@ -11,8 +11,6 @@ import torch
 from vidspec.errors import ModelError
 from vidspec.models.weight_files import StoredTensor, stored_tensors
 
-__all__ = ["LoadReport", "check_plain", "check_report", "read_tensors"]
-
 #: Patterns of tensors that a model may leave out, with the reason.
 HARMLESS: Mapping[str, str] = {
     r"rotary_(pos_)?emb\.inv_freq$": "computed from the config",

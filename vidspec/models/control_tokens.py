@@ -10,8 +10,6 @@ from vidspec.escaping import VALUE, without_marks
 if TYPE_CHECKING:
     from vidspec.models.base import StockTokenizer
 
-__all__ = ["ControlTokens"]
-
 
 class ControlTokens:
     """The special tokens of a tokenizer as texts spell them, such as ``<|im_end|>`` and the video's placeholder.

@@ -19,22 +19,6 @@ from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig
 from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = [
-    "CODEBOOKS",
-    "CONFIDENCE",
-    "MARKOV",
-    "SELECTOR",
-    "BlockSettings",
-    "MarkovKind",
-    "block_config",
-    "check_target",
-    "check_tensors",
-    "mask_id",
-    "place_rotated_first",
-    "rotated_width",
-    "sections_fit",
-]
-
 #: Kinds of Markov heads (DSpark, arXiv 2607.05147).
 MarkovKind: TypeAlias = Literal["vanilla", "gated", "rnn"]
 

@@ -30,16 +30,6 @@ from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig
 from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = [
-    "PROJECTIONS",
-    "canonical_key",
-    "check_keys",
-    "check_layout",
-    "default_tap_blocks",
-    "head_config",
-    "tap_blocks",
-]
-
 #: Projections of the attention, in order of use.
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 #: Required tensors.

@@ -18,8 +18,6 @@ from vidspec.engine.matrix import join_weights
 from vidspec.engine.stock_types import StockModel
 from vidspec.models.vision import WINDOWS, window_attention
 
-__all__ = ["fuse_vision_blocks"]
-
 #: Bytes of which rows of a weight are a multiple, for the fast kernels of cuBLAS.
 _ALIGNMENT = 16
 #: Multiple that an inner size without it is padded to.

@@ -16,8 +16,6 @@ from vidspec.models.checkpoint_tensors import check_plain
 from vidspec.models.hub import is_local, retries_offline
 from vidspec.models.weight_files import StoredTensor, stored_tensors, weight_file
 
-__all__ = ["merge_lora"]
-
 #: Module prefixes of earlier versions of ``transformers``, and the current ones.
 _MOVED = (
     ("language_model.lm_head", "lm_head"),

@@ -20,23 +20,6 @@ from vidspec.engine.device import to_device
 from vidspec.errors import ModelError
 from vidspec.models.tiles import best_resolution, fit_inside
 
-__all__ = [
-    "CLIP_MEAN",
-    "CLIP_STD",
-    "CPU",
-    "MODES",
-    "ImageRules",
-    "PixelRules",
-    "ProcessorConfig",
-    "channels_first",
-    "cut_tiles",
-    "normalise",
-    "pool_features",
-    "resize",
-    "resize_and_crop",
-    "resize_to_square",
-]
-
 #: True if torch has the Lanczos filter (bytes on a CPU); transformers falls back to bicubic without it.
 _LANCZOS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 12)
 #: Interpolation by PIL's resampling number, which processor configs use.

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from vidspec.models.frame_rules import MergedPatches
 from vidspec.models.preprocess import CPU, MODES, PixelRules, ProcessorConfig, resize_to_square
 
-__all__ = ["GridRules", "patches", "patchify"]
-
 
 @dataclass(frozen=True)
 class GridRules(MergedPatches):

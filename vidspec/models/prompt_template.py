@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from vidspec.models.base import StockTokenizer
     from vidspec.models.request import DialogueTurn
 
-__all__ = ["AroundVideo", "ChatMessage", "PromptTemplate"]
-
 
 class ChatMessage(TypedDict):
     """One message of a dialogue in the form chat templates read."""

@@ -26,8 +26,6 @@ from vidspec.models.placement import Placement
 from vidspec.models.quantization_config import PACKINGS, QuantizationConfig, block_shape, check_method, code_format
 from vidspec.models.weight_files import StoredTensor, stored_tensors
 
-__all__ = ["KeptCodes", "dequantised_tensors", "weight_sizes"]
-
 #: AWQ's order of the eight codes of a word.
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 #: Numbers that the codes of FP4 stand for.

@@ -9,19 +9,6 @@ from typing import Any, TypedDict, cast
 from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig
 
-__all__ = [
-    "MODELOPT_FILE",
-    "PACKINGS",
-    "QuantizationConfig",
-    "block_shape",
-    "check_method",
-    "code_format",
-    "method_description",
-    "modelopt_settings",
-    "quantization_config",
-    "without_quantization",
-]
-
 #: Settings file of NVIDIA's ModelOpt, whose older checkpoints have no ``quantization_config``.
 MODELOPT_FILE = "hf_quant_config.json"
 

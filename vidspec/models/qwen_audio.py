@@ -19,8 +19,6 @@ from vidspec.models.families.qwen2_5_vl import Qwen25VL
 if TYPE_CHECKING:
     from vidspec.video import Clip
 
-__all__ = ["AudioVisualQwen"]
-
 
 class AudioVisualQwen(Qwen25VL):
     """Qwen2.5-VL with sound: subclasses turn samples into spectra, spectra into tokens, and place these.

@@ -13,8 +13,6 @@ from vidspec.models.video_language_model import VideoLanguageModel
 if TYPE_CHECKING:
     from vidspec.video import Clip
 
-__all__ = ["TYPES", "TextModel"]
-
 #: Supported model types.
 TYPES = frozenset({"qwen2", "qwen3", "llama"})
 

@@ -5,17 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = [
-    "Size",
-    "best_resolution",
-    "fit_area",
-    "fit_inside",
-    "fit_token_grid",
-    "round_to_multiples",
-    "slice_grid",
-    "unpadded_cells",
-]
-
 #: Rows and columns, of pixels or of tokens.
 Size = tuple[int, int]
 

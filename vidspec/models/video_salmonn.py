@@ -25,8 +25,6 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig
 
-__all__ = ["ARCHITECTURE", "PART_ROWS", "PART_TOKENS", "VideoSalmonn", "VideoSalmonnConfig", "salmonn_config"]
-
 ARCHITECTURE = "video_SALMONN2_plus"
 #: Audio tokens of 30 seconds, and the encoder's rows that they stand for.
 PART_TOKENS, PART_ROWS = 60, 1500

@@ -21,17 +21,6 @@ from vidspec.engine.flash import is_supported
 from vidspec.models.base import Pixels, StockConfig
 from vidspec.models.memory_estimate import BUDGET
 
-__all__ = [
-    "BUDGET",
-    "WINDOWS",
-    "calls_of",
-    "register_window_attention",
-    "split_pixels",
-    "token_bytes",
-    "tower_budget",
-    "window_attention",
-]
-
 #: Attention name. With "flash" in it, the Qwen-VL towers of ``transformers`` 5.23 pass all windows and their offsets
 #: in one call; with any other name they call once per window and block. Set it on loaded models only: building a model
 #: from a config with this name fails, since no hub kernel has it.

@@ -13,9 +13,6 @@ import torch
 from vidspec.errors import ModelError
 from vidspec.files import LFS_HINT, is_lfs_pointer
 
-__all__ = ["StoredTensor", "check_files", "optional_file", "shard_files", "stored_tensors", "weight_file"]
-
-
 #: Most bytes of the files that are read whole, by name. Published configs and templates have at most some 100 KB,
 #: tokenizers 35 MB, indexes 10 MB.
 LARGEST: Mapping[str, int] = {

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from vidspec.events.events import Event
     from vidspec.events.record import Caption
 
-__all__ = ["ChatAnswer", "Metrics"]
-
 
 class ChatAnswer:
     """The answer to one request: text as it comes, without the white space around it and without a stop string.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from starlette.requests import HTTPConnection
     from starlette.responses import Response
 
-__all__ = ["guarded"]
-
 #: Names of this machine, which a page of another host cannot use (DNS rebinding).
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 

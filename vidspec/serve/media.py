@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from vidspec.serve.config import ServeConfig
     from vidspec.video.base import Clip
 
-__all__ = ["MediaReader"]
-
 #: The part of a data URL before its content, with the type of the file. A list of codecs may have commas.
 _DATA = re.compile(
     r"data:(?:[a-z]{1,20}(?:/([\w.+-]{1,64}))?)?"

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from vidspec.decoding.engine_client import EngineClient
     from vidspec.video.base import Clip
 
-__all__ = ["RecentVideos"]
-
 #: Seconds for which a video is kept after its last answer.
 KEPT_S = 600.0
 

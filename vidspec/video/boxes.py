@@ -6,8 +6,6 @@ import mmap
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ["MP4", "Box", "VideoEntry", "iterate_boxes", "read_video_entry"]
-
 #: FFmpeg's name of the container.
 MP4 = "mov,mp4,m4a,3gp,3g2,mj2"
 #: Sample entries of encrypted video: Common Encryption, and Apple's FairPlay.

@@ -23,8 +23,6 @@ from vidspec.video.resize import resized
 if TYPE_CHECKING:
     import decord  # type: ignore[import-untyped]
 
-__all__ = ["DecordDecoder", "distrust_reason", "is_available"]
-
 # Formats on which decord 0.6.0 gave exact frames in every trial, in any order of access. On others it returned wrong
 # frames without an error (MPEG-TS, MPEG-PS, FLV, AVI with B-frames) or none (AV1, GIF, still pictures).
 _CONTAINERS = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"}

@@ -7,8 +7,6 @@ import mmap
 
 import numpy as np
 
-__all__ = ["count_pictures", "gif_broken"]
-
 _EXTENSIONS = {0x01: 12, 0xF9: 4, 0xFE: None, 0xFF: 11}  # label: bytes of the first block, None: any
 _MAX_CODES = 4096
 

@@ -20,8 +20,6 @@ from vidspec.video.payload import ANIMATIONS, CODECS, PictureInspector, check_an
 if TYPE_CHECKING:
     from av.packet import PktSideDataT
 
-__all__ = ["PacketScan", "decord_doubts", "ends_early", "find_damage", "hidden_packets", "read_packets"]
-
 # Containers whose header states a length.
 _STATES_LENGTH = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "avi"}
 

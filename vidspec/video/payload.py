@@ -15,17 +15,6 @@ from dataclasses import dataclass
 from vidspec.errors import VideoError
 from vidspec.video.gif import gif_broken
 
-__all__ = [
-    "ANIMATIONS",
-    "CODECS",
-    "MAX_ANIMATED_PICTURES",
-    "PictureInspector",
-    "check_animation",
-    "has_layers",
-    "length_size",
-    "without_stuffing",
-]
-
 # Limit of pixels of an animation, whose pictures must all be composed on the way to a later one, however few bytes
 # they have: 4,000 pictures of 1080p, or some seconds of a core.
 ANIMATIONS = {"gif", "apng", "webp", "webp_anim"}

@@ -19,8 +19,6 @@ from vidspec.video.opening import accelerated, codec_name
 from vidspec.video.payload import has_layers, without_stuffing
 from vidspec.video.progress import advance
 
-__all__ = ["PLAIN", "DecodeMode", "decode_all"]
-
 _MAX_THREADS = 8
 # Each thread of a decoder holds its own frame. Limit of pixels of all threads: two frames of 8K.
 _MAX_THREAD_PIXELS = 1 << 26

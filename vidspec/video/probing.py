@@ -30,8 +30,6 @@ from vidspec.video.packets import decord_doubts, ends_early, find_damage, hidden
 from vidspec.video.payload import MAX_ANIMATED_PICTURES, check_animation
 from vidspec.video.pictures import decode_all
 
-__all__ = ["index_by_decoding", "probe", "too_large"]
-
 # Containers without a size or count that would reveal the loss of a full cycle of their packet counters.
 _GAPS_MAY_BE_LOSS = {"mpegts", "mpeg"}
 _MAX_GAPS = 4

@@ -16,8 +16,6 @@ from vidspec.video.base import Frame, Index
 if TYPE_CHECKING:
     import av
 
-__all__ = ["fitted", "resized", "scaled", "upright"]
-
 #: Planar format for each hardware format with two colours in one plane: the same samples, from which swscale makes the
 #: same RGB as from software decoding.
 _PLANAR = {"nv12": "yuv420p", "p010le": "yuv420p10le"}

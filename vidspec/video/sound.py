@@ -17,8 +17,6 @@ from vidspec.errors import VideoError
 from vidspec.video.base import Index, format_seconds
 from vidspec.video.opening import opened, packets_of
 
-__all__ = ["RATE", "read_sound"]
-
 #: Samples per second.
 RATE = 16_000
 #: Gap in seconds between an audio frame's timestamp and the end of the previous frame that counts as a jump in time.

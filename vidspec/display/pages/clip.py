@@ -13,8 +13,6 @@ from vidspec.escaping import escape_text, one_line
 from vidspec.events.events import Prefilled, Round
 from vidspec.events.trace import Span
 
-__all__ = ["ShownClip"]
-
 
 @dataclass
 class ShownClip:

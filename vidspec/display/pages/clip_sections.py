@@ -17,8 +17,6 @@ from vidspec.escaping import one_line
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-__all__ = ["SpeedFigure", "clip_sections", "counters", "facts", "speeds"]
-
 #: Name and meaning of a time in the table of speeds.
 _TIMES = {
     "time_to_first_token": ("time to first token", "from the start of work on the clip to the first token"),

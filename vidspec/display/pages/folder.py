@@ -17,8 +17,6 @@ from vidspec.escaping import one_line
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-__all__ = ["FASTER", "FIGURES", "MAX_ROWS", "FolderRow", "FolderTable", "Histogram", "folder_row"]
-
 #: Most rows in the table for failed clips, and for captioned ones.
 MAX_ROWS = 2000
 #: Most clips with a picture in the table.

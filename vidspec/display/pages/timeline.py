@@ -11,8 +11,6 @@ from vidspec.display.pages import words
 from vidspec.display.pages.page import RecordMapping
 from vidspec.events.trace import Span, Trace
 
-__all__ = ["Timeline", "TimelineBar", "TimelineLane", "from_chrome", "timeline"]
-
 #: Spans shorter than this share of the whole are not drawn.
 _MIN_SHARE = 1 / 8000
 

@@ -11,8 +11,6 @@ from vidspec.display.pages import words
 from vidspec.display.pages.clip import ShownClip
 from vidspec.escaping import escape_text, one_line
 
-__all__ = ["PageToken", "VerifiedWindow", "origin_counts", "tokens", "windows"]
-
 #: Symbol for a token that adds nothing to the text.
 _SILENT = "∎"
 

@@ -15,8 +15,6 @@ from vidspec.models.video_language_model import VideoLanguageModel
 if TYPE_CHECKING:
     from vidspec.video import Clip
 
-__all__ = ["CHAT_TEMPLATE", "Gemma4"]
-
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{% set role = message['role'] %}"
     "{{ '<|turn>' + ('model' if role == 'assistant' else role) + '\n' }}"

@@ -12,8 +12,6 @@ from vidspec.models.frame_rules import TokenGrid
 from vidspec.models.preprocess import ProcessorConfig, pool_features
 from vidspec.models.vision import calls_of
 
-__all__ = ["Gemma4Unified"]
-
 
 @families.register("gemma4_unified")
 class Gemma4Unified(Gemma4):

@@ -16,8 +16,6 @@ from vidspec.models.vision import calls_of
 if TYPE_CHECKING:
     from vidspec.video import Clip
 
-__all__ = ["CHAT_TEMPLATE", "Glm4v"]
-
 #: With thinking disabled, as the published templates write it.
 CHAT_TEMPLATE = (
     "[gMASK]<sop>{% for message in messages %}{{ '<|' + message['role'] + '|>\n' }}"

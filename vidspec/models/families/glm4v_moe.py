@@ -5,8 +5,6 @@ from __future__ import annotations
 from vidspec.models.base import families
 from vidspec.models.families.glm4v import Glm4v
 
-__all__ = ["Glm4vMoe"]
-
 
 @families.register("glm4v_moe")
 class Glm4vMoe(Glm4v):

@@ -12,8 +12,6 @@ from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, PixelRules, Processor
 if TYPE_CHECKING:
     from vidspec.video import Clip
 
-__all__ = ["CHAT_TEMPLATE", "InternVL"]
-
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{% for content in message['content'] %}{% if content['type'] == 'video' %}{{ '<video>\n' }}"

@@ -17,8 +17,6 @@ from vidspec.models.vision import calls_of
 if TYPE_CHECKING:
     from vidspec.video import Clip
 
-__all__ = ["VICUNA", "Llava"]
-
 VICUNA = (
     "{% for message in messages %}"
     "{% if message['role'] != 'system' %}{{ message['role'].upper() + ': ' }}{% endif %}"

@@ -16,8 +16,6 @@ from vidspec.models.tiles import best_resolution, unpadded_cells
 if TYPE_CHECKING:
     from vidspec.video import Clip
 
-__all__ = ["MISTRAL", "LlavaNext"]
-
 MISTRAL = (
     "{% for message in messages %}{% if message['role'] == 'system' %}"
     "{{ '<<SYS>>\n' + message['content'][0]['text'] + '\n<</SYS>>\n\n' }}{% else %}{{ '[INST] ' }}"

@@ -19,8 +19,6 @@ from vidspec.models.vision import calls_of
 if TYPE_CHECKING:
     from vidspec.video import Clip
 
-__all__ = ["CHAT_TEMPLATE", "LlavaOnevision"]
-
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + ' ' }}"
     "{% for content in message['content'] if content['type'] == 'video' %}{{ '<video>' }}{% endfor %}"

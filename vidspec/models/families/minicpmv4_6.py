@@ -18,8 +18,6 @@ from vidspec.models.vision import WINDOWS, calls_of
 if TYPE_CHECKING:
     from vidspec.video import Clip
 
-__all__ = ["CHAT_TEMPLATE", "MiniCPMV46"]
-
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{% for content in message['content'] %}{% if content['type'] == 'video' %}{{ '<|video_pad|>\n' }}"

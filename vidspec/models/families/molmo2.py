@@ -19,8 +19,6 @@ from vidspec.models.vision import calls_of
 if TYPE_CHECKING:
     from vidspec.video import Clip
 
-__all__ = ["CHAT_TEMPLATE", "Molmo2", "pooling_index"]
-
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% for content in message['content'] %}"
     "{% if content['type'] == 'video' %}{{ '<|video|>' }}{% endif %}{% endfor %}{% endfor %}"

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, VisionOutput, families
 from vidspec.models.families.qwen2_5_vl import CHAT_TEMPLATE as QWEN_TEMPLATE
 from vidspec.models.families.qwen2_5_vl import seconds_per_step
+from vidspec.models.memory_estimate import BUDGET
 from vidspec.models.preprocess import ProcessorConfig
 from vidspec.models.preprocess_qwen import GridRules
 from vidspec.models.qwen_audio import AudioVisualQwen
-from vidspec.models.vision import BUDGET, WINDOWS, token_bytes
-
-__all__ = ["ClipTimes", "Qwen25Omni", "interleave", "tmrope"]
+from vidspec.models.vision import WINDOWS, token_bytes
 
 CHAT_TEMPLATE = QWEN_TEMPLATE.replace(
     "<|vision_start|><|video_pad|><|vision_end|>", "<|vision_bos|><|VIDEO|><|vision_eos|>"

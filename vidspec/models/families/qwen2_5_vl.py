@@ -21,8 +21,6 @@ from vidspec.models.vision import WINDOWS
 if TYPE_CHECKING:
     from vidspec.video import Clip
 
-__all__ = ["CHAT_TEMPLATE", "TURNS", "Qwen25VL", "mrope", "seconds_per_step"]
-
 TURNS = (
     "{{ '<|im_start|>' + message['role'] + '\n' }}{% for content in message['content'] %}"
     "{% if content['type'] == 'video' %}{{ '<|vision_start|><|video_pad|><|vision_end|>' }}"

@@ -7,8 +7,6 @@ from typing import ClassVar
 from vidspec.models.base import families
 from vidspec.models.families.qwen2_5_vl import Qwen25VL
 
-__all__ = ["Qwen2VL"]
-
 
 @families.register("qwen2_vl")
 class Qwen2VL(Qwen25VL):

@@ -12,8 +12,6 @@ from torch import nn
 from vidspec.models.base import families
 from vidspec.models.families.qwen3_vl import Qwen3VL
 
-__all__ = ["Qwen35"]
-
 
 @families.register("qwen3_5")
 class Qwen35(Qwen3VL):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from vidspec.models.base import families
 from vidspec.models.families.qwen3_5 import Qwen35
 
-__all__ = ["Qwen35MoE"]
-
 
 @families.register("qwen3_5_moe")
 class Qwen35MoE(Qwen35):

@@ -16,8 +16,6 @@ from vidspec.models.preprocess_qwen import GridRules, patches
 if TYPE_CHECKING:
     from vidspec.video import Clip
 
-__all__ = ["CHAT_TEMPLATE", "DeepstackTower", "Qwen3VL"]
-
 CHAT_TEMPLATE = "{% for message in messages %}" + TURNS
 
 

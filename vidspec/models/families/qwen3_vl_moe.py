@@ -5,8 +5,6 @@ from __future__ import annotations
 from vidspec.models.base import families
 from vidspec.models.families.qwen3_vl import Qwen3VL
 
-__all__ = ["Qwen3VLMoE"]
-
 
 @families.register("qwen3_vl_moe")
 class Qwen3VLMoE(Qwen3VL):

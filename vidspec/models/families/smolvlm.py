@@ -18,8 +18,6 @@ from vidspec.models.vision import calls_of
 if TYPE_CHECKING:
     from vidspec.video import Clip
 
-__all__ = ["CHAT_TEMPLATE", "SmolVLM", "number_in_words", "size_by_longest"]
-
 CHAT_TEMPLATE = (
     "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize + ': ' }}"
     "{% for content in message['content'] %}{% if content['type'] == 'video' %}{{ '<video>' }}"

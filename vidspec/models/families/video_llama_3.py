@@ -15,8 +15,6 @@ from vidspec.models.preprocess_qwen import GridRules
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.vision import calls_of
 
-__all__ = ["CHAT_TEMPLATE", "VideoLlama3"]
-
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{% for content in message['content'] %}{% if content['type'] == 'video' %}{{ '<|video_pad|>\n' }}"

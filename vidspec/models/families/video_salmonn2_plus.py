@@ -17,8 +17,6 @@ from vidspec.models.preprocess_qwen import GridRules
 from vidspec.models.qwen_audio import AudioVisualQwen
 from vidspec.models.video_salmonn import PART_ROWS, PART_TOKENS
 
-__all__ = ["VideoSalmonn2Plus", "audio_per_step", "salmonn_positions"]
-
 #: Samples of 30 seconds; sound is padded with silence to a multiple of them.
 PART_SAMPLES = 30 * 16000
 #: Audio tokens, and positions on the time axis, per second.

@@ -7,8 +7,6 @@ import mmap
 from vidspec.video.damage.found import DamageReport, DamageSpot
 from vidspec.video.progress import advance
 
-__all__ = ["avi", "flv", "mp4"]
-
 # Placeholders of sizes that are filled in at the end, which a writer to a pipe cannot do.
 _UNFILLED = (0, 0xFFFFFFFF)
 

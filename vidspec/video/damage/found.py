@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["DamageReport", "DamageSpot"]
-
 
 class DamageSpot(NamedTuple):
     """One defect: ``what`` it is, and the byte ``at`` which it was noticed (None: in the file's index).

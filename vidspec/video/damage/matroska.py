@@ -8,8 +8,6 @@ import zlib
 from vidspec.video.damage.found import DamageReport, DamageSpot
 from vidspec.video.progress import advance
 
-__all__ = ["matroska"]
-
 _SEGMENT, _CLUSTER, _CRC, _EBML, _VOID = 0x18538067, 0x1F43B675, 0xBF, 0x1A45DFA3, 0xEC
 _TOP = {0x114D9B74, 0x1549A966, 0x1654AE6B, _CLUSTER, 0x1C53BB6B, 0x1941A469, 0x1043A770, 0x1254C367, _CRC, _VOID}
 _BLOCKS = {0xE7, 0x5854, 0xA7, 0xAB, 0xA3, 0xA0, 0xAF, _CRC, _VOID}

@@ -12,8 +12,6 @@ import numpy as np
 from vidspec.video.damage.found import DamageReport, DamageSpot
 from vidspec.video.progress import advance
 
-__all__ = ["transport_stream"]
-
 _NULL_PID = 0x1FFF
 _CLOCK_ROUND = 1 << 33
 # Bytes of a packet, without what some writers put before or after each.

@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 from vidspec.video.base import ClipDamage, format_seconds
 from vidspec.video.damage.found import DamageReport
 
-__all__ = ["damages"]
-
 
 def damages(
     found: DamageReport,

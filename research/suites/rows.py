@@ -7,7 +7,11 @@ bench is given, so that two tables that differ in the pair alone have the same r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
+
+import yaml
 
 from vidspec.config.labels import DRAFT
 from vidspec.errors import UsageError
@@ -44,305 +48,28 @@ class Suite(NamedTuple):
         return list(dict.fromkeys(label for label, _ in (*self.rows, *self.own)))
 
 
-_AR = ("ar", "Autoregressive")
-_SELF = "+draft.kind=self"
-_ALPHAS = (
-    ("parallelvlm-alpha-0", "ParallelVLM, alpha 0.0"),
-    ("parallelvlm-alpha-0.5", "ParallelVLM, alpha 0.5"),
-    ("parallelvlm", "ParallelVLM, alpha 0.9"),
-)
-_TABED = (
-    ("tabed-m", "M"),
-    ("tabed-t", "T"),
-    ("tabed-c", "C"),
-    ("tabed-p", "P"),
-    ("tabed-mt", "MT"),
-    ("tabed-mt-star", "MT*"),
-    ("tabed-mtcp", "MTCP"),
-    ("tabed-mtcp-star", "MTCP*"),
-)
-_SPECVLM = (("ar", "Vanilla"), ("sd-tree", "SD-Tree"), ("sd-rand", "SD-Rand"), ("specvlm", "SpecVLM"))
-_SELF_SPECVLM = (
-    (f"sd-tree{_SELF}", "SD-Tree"),
-    (f"sd-rand{_SELF}", "SD-Rand"),
-    ("self-specvlm", "SpecVLM"),
-)
+def _pairs(rows: Mapping[str, str | list[str]]) -> tuple[tuple[str, str], ...]:
+    """Return label and name of each row; a name may have several."""
+    listed = ((name, [label] if isinstance(label, str) else label) for name, label in rows.items())
+    return tuple((label, name) for name, labels in listed for label in labels)
 
-#: Left out, since their rows do not differ by profile: SpecVLM 3 (the decoding step) and 6 (layers); LVSpec 4
-#: (benchmarks), 6 (another signal of relevance) and 7 (the quality of Table 1's methods); ParallelVLM 4 (attention
-#: kernels); TABED 4 to 9 (captioners, models, training); LVSpec Fig. 9 (sizes of the draft).
-TABLES: dict[str, Suite] = {
-    "specvlm-1": Suite("SpecVLM Table 1", _SPECVLM, _SELF_SPECVLM, "specvlm-1", "VideoDetailedCaption"),
-    "specvlm-2": Suite("SpecVLM Table 2", _SPECVLM, _SELF_SPECVLM),  # Qwen2.5-VL, where Table 1 is LLaVA-OneVision
-    "specvlm-4": Suite(
-        "SpecVLM Table 4",
-        (
-            _AR,
-            ("vanilla-sd", "SD-Chain"),
-            ("sd-tree", "SD-Tree"),
-            ("specvlm-chain", "SpecVLM-Chain"),
-            ("specvlm", "SpecVLM"),
-        ),
-        claims="specvlm-1",
-        benchmark="VideoDetailedCaption",
-    ),
-    "specvlm-5": Suite("SpecVLM Table 5", (("ar", "Vanilla"), ("specvlm", "SpecVLM"))),
-    # At the share of 90% only; the figures also show others.
-    "specvlm-fig7": Suite(
-        "SpecVLM Figure 7",
-        (
-            _AR,
-            ("sd-window-front", "Window, front"),
-            ("sd-window-middle", "Window, middle"),
-            ("sd-window-end", "Window, end"),
-            ("sd-attention", "SD-Attention"),
-            ("sd-rand", "SD-Rand"),
-            ("sd-uniform", "SD-Uniform"),
-            ("sd-frame", "SD-Frame"),
-            ("sd-fastvid", "SD-FastVID"),
-            ("sd-dycoke", "SD-DyCoke"),
-            ("specvlm", "SpecVLM"),
-        ),
-    ),
-    "specvlm-fig8": Suite(
-        "SpecVLM Figure 8",
-        (
-            _AR,
-            ("specvlm", "SpecVLM"),
-            ("sd-uniform", "without attention"),
-            ("sd-attention", "without uniform reduction"),
-        ),
-        (
-            ("self-specvlm", "SpecVLM"),
-            (f"sd-uniform{_SELF}", "without attention"),
-            (f"sd-attention{_SELF}", "without uniform reduction"),
-        ),
-    ),
-    # Naive SD and SpecVLM draft on SpecVLM's tree (LVSpec 4), and LVSpec's SpecVLM keeps evenly spaced tokens (App. C).
-    "lvspec-1": Suite(
-        "LVSpec Table 1",
-        (
-            _AR,
-            ("sd-tree", "Naive SD"),
-            ("sd-uniform", "SpecVLM"),
-            ("fly-minus", "FLy-"),
-            ("fly", "FLy"),
-            ("lvspec", "LVSpec"),
-        ),
-        (
-            (f"sd-tree{_SELF}", "Naive SD"),
-            (f"sd-uniform{_SELF}", "SpecVLM"),
-            (f"fly-minus{_SELF}", "FLy-"),
-            (f"fly{_SELF}", "FLy"),
-            ("self-lvspec", "LVSpec"),
-        ),
-        "lvspec-1",
-        "VDC",
-    ),
-    "lvspec-2": Suite("LVSpec Table 2", (_AR, ("lvspec-no-shift", "without PST"), ("lvspec", "with PST"))),
-    "lvspec-3": Suite(
-        "LVSpec Table 3",
-        (
-            _AR,
-            ("lvspec-no-shift+accept.lam=0", "lambda 0.0"),
-            ("lvspec-0.2", "lambda 0.2"),
-            ("lvspec-0.5", "lambda 0.5"),
-            ("lvspec-no-shift", "lambda 0.7"),
-            ("lvspec-0.9", "lambda 0.9"),
-            ("lvspec-no-shift+accept.similar=1", "N 1"),
-            ("lvspec-no-shift", "N 10"),
-            ("lvspec-no-shift+accept.similar=100", "N 100"),
-        ),
-    ),
-    "lvspec-5": Suite("LVSpec Table 5", (_AR, ("lvspec", "without draft tree"), ("lvspec-tree", "with draft tree"))),
-    "lvspec-8": Suite(
-        "LVSpec Table 8",
-        (_AR, ("sd-uniform-chain+draft.gamma=10", "SpecVLM (K = 10)"), ("sd-uniform", "SpecVLM"), ("lvspec", "LVSpec")),
-        (
-            ("self-sd+draft.gamma=10", "SpecVLM (K = 10)"),
-            (f"sd-uniform{_SELF}", "SpecVLM"),
-            ("self-lvspec", "LVSpec"),
-        ),
-        "lvspec-1",
-        "VDC",
-    ),
-    "lvspec-fig7": Suite(
-        "LVSpec Figure 7",
-        (
-            _AR,
-            ("lvspec-0.2", "LVSpec (w/o PST), lambda 0.2"),
-            ("lvspec-0.5", "LVSpec (w/o PST), lambda 0.5"),
-            ("lvspec-no-shift", "LVSpec (w/o PST), lambda 0.7"),
-            ("fly-minus+accept.theta=0.1", "FLy-, entropy 0.1"),
-            ("fly-minus+accept.theta=0.15", "FLy-, entropy 0.15"),
-            ("fly-minus+accept.theta=0.175", "FLy-, entropy 0.175"),
-            ("fly+accept.theta=0.1", "FLy, window 4, entropy 0.1"),
-            ("fly+accept.window=2+accept.theta=0.1", "FLy, window 2, entropy 0.1"),
-            ("fly+accept.window=1+accept.theta=0.1", "FLy, window 1, entropy 0.1"),
-            ("fly+accept.window=1+accept.theta=0.05", "FLy, window 1, entropy 0.05"),
-            ("random-loose+accept.rate=0.25", "Random, 0.25"),
-            ("random-loose", "Random, 0.5"),
-            ("random-loose+accept.rate=0.75", "Random, 0.75"),
-        ),
-    ),
-    # OnSD of a pair whose draft is the target is left out: a drafter on the target's weights has the video's cache.
-    "parallelvlm-1": Suite(
-        "ParallelVLM Table 1",
-        (
-            _AR,
-            ("vanilla-sd", "Vanilla SD"),
-            ("onsd", "OnSD"),
-            ("sd-tree", "SD-Tree"),
-            ("specvlm", "SpecVLM"),
-            ("parallelvlm", "ParallelVLM"),
-        ),
-        (("self-specvlm", "SpecVLM"), ("std", "STD"), ("self-parallelvlm", "ParallelVLM")),
-        "parallelvlm-1",
-        "VideoDetailCaption",
-    ),
-    "parallelvlm-2": Suite(
-        "ParallelVLM Table 2",
-        (
-            _AR,
-            ("fastv", "FastV"),
-            ("sparsevlm", "SparseVLM"),
-            ("pdrop", "P-Drop"),
-            ("dycoke", "DyCoke"),
-            ("parallelvlm", "ParallelVLM"),
-        ),
-        claims="parallelvlm-1",
-        benchmark="VideoDetailCaption",
-        pairs=("LLaVA-OV 7B/72B", "Qwen2.5-VL 7B/32B"),
-    ),
-    "parallelvlm-3": Suite("ParallelVLM Table 3", (_AR, *_ALPHAS), claims="parallelvlm-3", benchmark="average of five"),
-    "parallelvlm-5": Suite(
-        "ParallelVLM Table 5",
-        (_AR, *_ALPHAS),
-        (
-            ("self-parallelvlm+prune.method=none", "ParallelVLM, alpha 0.0"),
-            ("self-parallelvlm+prune.alpha=0.5", "ParallelVLM, alpha 0.5"),
-            ("self-parallelvlm", "ParallelVLM, alpha 0.9"),
-        ),
-        "parallelvlm-5",
-        "average of five",
-    ),
-    "parallelvlm-6": Suite(
-        "ParallelVLM Table 6",
-        (
-            _AR,
-            ("vanilla-sd", "SD, decode"),
-            ("vanilla-sd", "SD, end to end"),
-            ("parallelvlm", "ParallelVLM, decode"),
-            ("parallelvlm", "ParallelVLM, end to end"),
-        ),
-        claims="parallelvlm-6",
-        benchmark="512 tokens",
-    ),
-    # A draft that sees no visual token is shown a newline instead of them.
-    "parallelvlm-7": Suite(
-        "ParallelVLM Table 7",
-        (
-            _AR,
-            ("parallelvlm", "ParallelVLM, alpha 0.90"),
-            ("parallelvlm+prune.alpha=0.95", "ParallelVLM, alpha 0.95"),
-            ("parallelvlm+prune.alpha=0.99", "ParallelVLM, alpha 0.99"),
-            ("parallelvlm+draft.kind=text_only+prune.method=none", "ParallelVLM, alpha 1.00"),
-        ),
-        claims="parallelvlm-7",
-        benchmark="VideoDetailCaption",
-    ),
-    "parallelvlm-fig9": Suite(
-        "ParallelVLM Figure 9",
-        (
-            _AR,
-            ("parallelvlm-attention", "Attention"),
-            ("parallelvlm-uv-attention", "Attention variation"),
-            ("parallelvlm-similarity", "Similarity"),
-            ("parallelvlm", "Similarity variation (UV-Prune)"),
-        ),
-        length="run_length",
-    ),
-    "hippo-1": Suite(
-        "HIPPO Table 1",
-        (_AR, ("vanilla-sd", "Vanilla SD"), ("sd-tree", "SD-tree"), ("specvlm", "SpecVLM"), ("hippo", "HIPPO")),
-        claims="hippo-1",
-        benchmark="VDC",
-    ),
-    "hippo-2": Suite("HIPPO Table 2", (("ar", "Vanilla"), ("hippo", "HIPPO")), length="run_length"),
-    "hippo-3": Suite(
-        "HIPPO Table 3",
-        (
-            _AR,
-            ("pearl-video", "PEARL-video"),
-            # HIPPO 5.2: the draft goes on until the target is ready; the profile stops after one window.
-            ("pearl-syn-prefill+schedule.startup=fit", "PEARL w/ Syn-Prefill"),
-            # SpecVLM's two stages, and its attention alone: the paper names it an attention-based selection.
-            ("pearl-specvlm", "PEARL-SpecVLM"),
-            ("parallelvlm-attention", "PEARL-SpecVLM"),
-            ("hippo", "HIPPO"),
-        ),
-        claims="hippo-3",
-        benchmark="VDC",
-    ),
-    "hippo-fig6": Suite(
-        "HIPPO Figure 6",
-        (
-            _AR,
-            ("hippo-no-attn", "HIPPO w/o attn"),
-            ("hippo-no-temp", "HIPPO w/o temp"),
-            ("hippo-no-spa", "HIPPO w/o spa"),
-            ("hippo-no-vpsd", "HIPPO w/o vpsd"),
-            ("hippo", "HIPPO"),
-        ),
-        length="run_length",
-    ),
-    "hippo-fig7": Suite(
-        "HIPPO Figure 7",
-        (
-            _AR,
-            ("hippo-random", "HIPPO-Random"),
-            ("hippo-frame", "HIPPO-Frame"),
-            ("hippo-fastvid", "HIPPO-FastVID"),
-            ("hippo-dycoke", "HIPPO-DyCoke"),
-            ("hippo", "HIPPO"),
-        ),
-        length="run_length",
-    ),
-    # One table per turn; the paper's 1.74x, the mean of both, is not shown.
-    "tabed-1": Suite(
-        "TABED Table 1",
-        (_AR, *(row for row in _TABED if row[1] in ("M", "T", "MT", "MT*"))),
-        claims="tabed-1",
-        benchmark="average of the first turn",
-        second="average of the second turn",
-    ),
-    "tabed-2": Suite(
-        "TABED Table 2",
-        (_AR, *(row for row in _TABED if row[1] not in ("MT", "MT*"))),
-        claims="tabed-1",
-        benchmark="average of the first turn",
-        second="average of the second turn",
-    ),
-    "tabed-3": Suite(
-        "TABED Table 3",
-        (
-            _AR,
-            ("tabed-mt-star+draft.history=1", "h 1"),
-            ("tabed-mt-star+draft.history=4", "h 4"),
-            ("tabed-mt-star+draft.history=16", "h 16"),
-            ("tabed-mt-star", "h ALL"),
-        ),
-        length="tokens_per_target_pass",
-    ),
-    # Tables 11 to 14 have the same rows with other models.
-    "tabed-10": Suite(
-        "TABED Table 10",
-        (_AR, *_TABED),
-        claims="tabed-1",
-        benchmark="average of the first turn",
-        second="average of the second turn",
-    ),
-}
+
+def _load() -> dict[str, Suite]:
+    text = Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8")
+    return {
+        name: Suite(
+            **{
+                **given,
+                "rows": _pairs(given["rows"]),
+                "own": _pairs(given.get("own", {})),
+                "pairs": tuple(given["pairs"]) if "pairs" in given else None,
+            }
+        )
+        for name, given in yaml.safe_load(text).items()
+    }
+
+
+TABLES = _load()
 
 #: The name of all tables together.
 PAPERS = "papers"

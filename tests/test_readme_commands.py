@@ -25,7 +25,7 @@ from tests.runs.shards import CLIP, tar_of
 from tests.test_readme import PAGES, ROOT, console_lines
 from vidspec import cli
 from vidspec.embedded.samples import shipped
-from vidspec.runs.pool import CaptionerFactory
+from vidspec.runs.executors.base import CaptionerFactory
 
 pytestmark = pytest.mark.full
 
@@ -33,7 +33,7 @@ PROGRAM = """#!{python}
 import sys
 from types import ModuleType
 from tests.fake_captioner import FakeCaptioner
-from vidspec.runs.pool import CaptionerFactory
+from vidspec.runs.executors.base import CaptionerFactory
 module = ModuleType("vidspec.captioner"); module.Captioner = FakeCaptioner
 sys.modules["vidspec.captioner"] = module
 CaptionerFactory.__init__.__defaults__ = ("tests.fake_captioner:FakeCaptioner",)

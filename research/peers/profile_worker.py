@@ -27,12 +27,13 @@ from vidspec.events.events import Finished, LoopLoad, Round
 from vidspec.events.observer import ClipPart, RunObserver
 from vidspec.events.record import Caption
 from vidspec.events.tally import Tally
+from vidspec.runs.executors.base import Executor
+from vidspec.runs.executors.local import caption_locally
 from vidspec.runs.feed import reader_count
 from vidspec.runs.formats.base import make_format
 from vidspec.runs.job import Job
-from vidspec.runs.local import caption_locally
 from vidspec.runs.reader import ClipReader
-from vidspec.runs.remaining import Executor, caption_remaining, plan_clips
+from vidspec.runs.remaining import caption_remaining, plan_clips
 from vidspec.runs.run_file import RunFile
 from vidspec.runs.run_store import RunStore
 

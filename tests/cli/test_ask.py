@@ -275,7 +275,7 @@ def test_a_clip_that_does_not_exist_is_refused_as_caption_refuses_it(piped):
 
 @pytest.mark.parametrize("content", full_but([b"not a video"], [b"", b"not a video"]), ids=str)
 def test_a_clip_that_cannot_be_read_is_told_before_anything_is_loaded(piped, monkeypatch, content):
-    monkeypatch.setattr("vidspec.runs.local.ClipReader", ClipReader)
+    monkeypatch.setattr("vidspec.runs.executors.local.ClipReader", ClipReader)
     with open("clip.mp4", "wb") as file:
         file.write(content)
     ran = piped("One?\n", "clip.mp4")

@@ -628,7 +628,8 @@ import sys; sys.path.insert(0, {root!r})
 from types import ModuleType
 from tests.fake_captioner import FakeCaptioner, FakeReader
 from vidspec import registry
-from vidspec.runs import inputs, local
+from vidspec.runs import inputs
+from vidspec.runs.executors import local
 local.ClipReader, inputs.drop_missing = FakeReader, lambda found, named: None
 registry.Registry.names = lambda self: ("none", "model", "sequential", "exact", "text")
 module = ModuleType("vidspec.captioner"); module.Captioner = FakeCaptioner

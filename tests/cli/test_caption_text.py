@@ -233,8 +233,8 @@ def many(path):
 fake_captioner.events = many
 module = ModuleType("vidspec.captioner"); module.Captioner = fake_captioner.FakeCaptioner
 sys.modules["vidspec.captioner"] = module
-import vidspec.runs.inputs, vidspec.runs.local
-vidspec.runs.local.ClipReader = fake_captioner.FakeReader
+import vidspec.runs.inputs, vidspec.runs.executors.local
+vidspec.runs.executors.local.ClipReader = fake_captioner.FakeReader
 vidspec.runs.inputs.drop_missing = lambda found, named: None
 from vidspec.cli import main
 sys.exit(main(["caption", "good.mp4"]))

@@ -45,7 +45,7 @@ def drawn(tmp_path_factory):
 
 @pytest.fixture
 def film(drawn, monkeypatch):
-    monkeypatch.setattr("vidspec.runs.local.ClipReader", CuttingReader)
+    monkeypatch.setattr("vidspec.runs.executors.local.ClipReader", CuttingReader)
     monkeypatch.setattr("vidspec.runs.segment_files.ClipReader", CuttingReader)
     monkeypatch.setattr(CuttingReader, "written", [], raising=False)
     monkeypatch.setattr(CuttingReader, "error", None)

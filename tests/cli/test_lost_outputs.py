@@ -238,9 +238,9 @@ import os, sys, time
 number, pause = int(sys.argv[2]), float(sys.argv[3])
 sys.path[:0] = sys.argv[1:2]
 from types import ModuleType
-import vidspec.runs.local
+import vidspec.runs.executors.local
 from tests.fake_captioner import FakeCaptioner, FakeReader
-vidspec.runs.local.ClipReader = FakeReader
+vidspec.runs.executors.local.ClipReader = FakeReader
 module = sys.modules["vidspec.captioner"] = ModuleType("vidspec.captioner")
 
 class Stopped(FakeCaptioner):
@@ -263,9 +263,9 @@ WAITING = """
 import sys
 sys.path[:0] = sys.argv[1:2]
 from types import ModuleType
-import vidspec.runs.local
+import vidspec.runs.executors.local
 from tests.fake_captioner import FakeCaptioner, FakeReader
-vidspec.runs.local.ClipReader = FakeReader
+vidspec.runs.executors.local.ClipReader = FakeReader
 module = sys.modules["vidspec.captioner"] = ModuleType("vidspec.captioner")
 
 class Waiting(FakeCaptioner):

@@ -20,7 +20,7 @@ import webvtt  # noqa: F401
 
 import vidspec.cli.terminal
 import vidspec.config.user_config
-import vidspec.runs.local
+import vidspec.runs.executors.local
 import vidspec.runs.segment_files
 from tests.fake_captioner import FakeCaptioner, FakeReader
 from vidspec.cli import main
@@ -52,7 +52,7 @@ def run(seed, kills, seconds, args):
     module = ModuleType("vidspec.captioner")
     module.Captioner = SlowCaptioner
     sys.modules["vidspec.captioner"] = module
-    vidspec.runs.local.ClipReader = vidspec.runs.segment_files.ClipReader = FakeReader
+    vidspec.runs.executors.local.ClipReader = vidspec.runs.segment_files.ClipReader = FakeReader
     done = 0
     while True:
         child = once(args, rng.uniform(0.0, seconds) if done < kills else 0.0)

@@ -18,8 +18,8 @@ from tests.runs.jobs import jobs_of
 from vidspec.config.run_spec import RunSpec
 from vidspec.errors import VideoError
 from vidspec.events.observer import RunObserver
+from vidspec.runs.executors.local import caption_locally
 from vidspec.runs.feed import Feed
-from vidspec.runs.local import caption_locally
 from vidspec.runs.run import caption_jobs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,7 +155,7 @@ def test_a_folder_with_many_broken_files(tmp_path, monkeypatch, capsys):
         path.write_bytes(b"x")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setattr("vidspec.runs.local.ClipReader", Files)
+    monkeypatch.setattr("vidspec.runs.executors.local.ClipReader", Files)
     monkeypatch.setattr("vidspec.captioner.Captioner", FakeCaptioner)
     assert main(["caption", "clips", "--format", "jsonl", "-o", "out.jsonl"]) == 1
     records = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
@@ -172,8 +172,8 @@ sys.path.insert(0, sys.argv[1])
 from types import ModuleType
 from tests.fake_captioner import FakeCaptioner
 from tests.runs.test_batches import Files
-import vidspec.runs.local
-vidspec.runs.local.ClipReader = Files
+import vidspec.runs.executors.local
+vidspec.runs.executors.local.ClipReader = Files
 module = sys.modules["vidspec.captioner"] = ModuleType("vidspec.captioner")
 
 class SlowStream(FakeCaptioner):

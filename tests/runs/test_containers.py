@@ -15,9 +15,9 @@ from vidspec.errors import UsageError, VideoError
 from vidspec.runs import stores
 from vidspec.runs.access import Access
 from vidspec.runs.allowance import FetchLimits
+from vidspec.runs.executors.local import caption_locally
 from vidspec.runs.inputs import expand_shards
 from vidspec.runs.job import Job
-from vidspec.runs.local import caption_locally
 from vidspec.runs.sources.base import ClipOpener, shard_members
 from vidspec.runs.store.records import clip_id
 

@@ -18,8 +18,8 @@ from vidspec.errors import UsageError, VideoError
 from vidspec.runs import stores
 from vidspec.runs.access import Access, GuardedClient, PrivateAddressError, check_allowed_url
 from vidspec.runs.allowance import FetchLimits
+from vidspec.runs.executors.replicas import ReplicaExecutor
 from vidspec.runs.job import Job
-from vidspec.runs.replicas import replica_outcomes
 from vidspec.runs.sources.base import ClipOpener, shard_members
 from vidspec.runs.stores import copy
 
@@ -365,11 +365,12 @@ def test_replicas_fetch_what_the_run_may(server, monkeypatch):
     one, url = server
     with serving() as (other, elsewhere):
         rows_of("v.parquet", [f"{url}/clip.mp4", f"{elsewhere}/clip.mp4"])
-        limits = FetchLimits(access=Access(urls=(url, "http://*")))
+        spec = CONFIG.model_copy(update={"allow_urls": (url, "http://*")})
+        limits = FetchLimits(access=Access(urls=spec.allow_urls))
         jobs = [
             replace(job, number=number) for number, job in enumerate(shard_members(Job("v.parquet"), limits=limits), 1)
         ]
-        found = list(replica_outcomes(FACTORY, jobs, replace(CONFIG, fetch=limits), GROUPS))
+        found = list(ReplicaExecutor(FACTORY, spec, GROUPS)(jobs))
         errors = {outcome.path: outcome.caption.error for outcome in found}
         assert errors[f"{url}/clip.mp4"] is None and "/clip.mp4" in one.seen
         assert errors[f"{elsewhere}/clip.mp4"]["kind"] == "refused" and not other.seen

@@ -211,7 +211,7 @@ def test_ray_takes_shards_from_the_store(store, tmp_path):
     pytest.importorskip("ray")
     code = PROGRAM.replace(
         "from vidspec.cli import main\n",
-        "from vidspec.runs.pool import CaptionerFactory\n"
+        "from vidspec.runs.executors.base import CaptionerFactory\n"
         'CaptionerFactory.__init__.__defaults__ = ("tests.fake_captioner:FakeCaptioner",)\n'
         "from vidspec.cli import main\n",
     )

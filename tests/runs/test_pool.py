@@ -20,12 +20,20 @@ from vidspec.config import profiles
 from vidspec.config.run_spec import RunSpec
 from vidspec.embedded.samples import shipped
 from vidspec.errors import DeviceError, ModelError, UsageError
-from vidspec.runs.devices import device_groups
+from vidspec.runs.executors.base import (
+    CaptionerFactory,
+    DeviceGroup,
+    JobBegun,
+    TaskQueue,
+    WorkerExecutor,
+    WorkerExit,
+    serve_jobs,
+)
+from vidspec.runs.executors.devices import device_groups
+from vidspec.runs.executors.local import caption_locally
+from vidspec.runs.executors.ray import connect_ray
+from vidspec.runs.executors.replicas import ReplicaExecutor
 from vidspec.runs.job import Job
-from vidspec.runs.local import caption_locally
-from vidspec.runs.pool import CaptionerFactory, DeviceGroup, JobBegun, TaskQueue, WorkerExit, run_on_workers, serve_jobs
-from vidspec.runs.ray_engine import connect_ray
-from vidspec.runs.replicas import _Replicas, replica_outcomes
 from vidspec.runs.store.records import content_of, record_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,7 +82,7 @@ def check(found, tasks):
 
 @pytest.mark.full
 def test_replicas_give_what_one_process_gives_and_survive_deaths(tasks):
-    check(list(replica_outcomes(FACTORY, tasks, CONFIG, GROUPS)), tasks)
+    check(list(ReplicaExecutor(FACTORY, CONFIG, GROUPS)(tasks)), tasks)
 
 
 @pytest.mark.full
@@ -83,7 +91,7 @@ def test_replicas_end_with_a_run_that_is_killed(tasks):
     code = (
         "import os; from pathlib import Path; from tests.runs.test_pool import *\n"
         f"todo = [Job(path, number=number) for number, path in enumerate({paths!r})]\n"
-        "found = replica_outcomes(FACTORY, todo, CONFIG, GROUPS); next(found)\n"
+        "found = ReplicaExecutor(FACTORY, CONFIG, GROUPS)(todo); next(found)\n"
         "print(Path(f'/proc/self/task/{os.getpid()}/children').read_text(), flush=True); os.kill(os.getpid(), 9)"
     )
     script = Path(tasks[0].path).parent / "killed.py"
@@ -102,27 +110,28 @@ def test_replicas_end_with_a_run_that_is_killed(tasks):
 @pytest.mark.full
 def test_ray_actors_give_what_one_process_gives_and_survive_deaths(tasks):
     ray = pytest.importorskip("ray")
-    from vidspec.runs.ray_engine import ray_outcomes
+    from vidspec.runs.executors.ray import RayExecutor
 
     try:
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        check(list(ray_outcomes(FACTORY, tasks, CONFIG, [DeviceGroup(threads=1)] * 2)), tasks)
+        check(list(RayExecutor(FACTORY, CONFIG, [DeviceGroup(threads=1)] * 2)(tasks)), tasks)
         refusing = CaptionerFactory(PROFILE.model_dump(), "tests.fake_captioner:Refusing")
         with pytest.raises(ModelError, match="no such model"):
-            list(ray_outcomes(refusing, tasks, CONFIG, [DeviceGroup(threads=1)]))
+            list(RayExecutor(refusing, CONFIG, [DeviceGroup(threads=1)])(tasks))
     finally:
         ray.shutdown()
 
 
-class FakeWorkers:
+class FakeWorkers(WorkerExecutor):
     """Workers of one job at a time in this process; they die of those that are ``deadly``, or while they load."""
 
-    def __init__(self, deadly=(), loads=True):
-        self.deadly, self.loads, self.groups, self.messages = deadly, loads, [], []
+    def __init__(self, groups=GROUPS, deadly=(), loads=True):
+        super().__init__(FACTORY, CONFIG, groups)
+        self.deadly, self.loads, self.started, self.messages = deadly, loads, [], []
 
     def start(self, group):
-        self.groups.append(group)
-        number = len(self.groups)
+        self.started.append(group)
+        number = len(self.started)
         self.messages.append((number, "more" if self.loads else WorkerExit("exit code 9")))
         return number
 
@@ -141,9 +150,9 @@ class FakeWorkers:
 
 
 def test_a_worker_that_dies_is_replaced_on_its_devices():
-    workers, groups = FakeWorkers(deadly={"1.mp4"}), [DeviceGroup("0"), DeviceGroup("1")]
+    workers = FakeWorkers([DeviceGroup("0"), DeviceGroup("1")], deadly={"1.mp4"})
     jobs = [Job(f"{number}.mp4", number=number) for number in range(4)]
-    found = {one.path: one for one in run_on_workers(workers, FACTORY, jobs, groups)}
+    found = {one.path: one for one in workers(jobs)}
     assert {path: one.caption.error and one.caption.error["kind"] for path, one in found.items()} == {
         "0.mp4": None,
         "1.mp4": "crashed",
@@ -151,7 +160,7 @@ def test_a_worker_that_dies_is_replaced_on_its_devices():
         "3.mp4": None,
     }
     assert found["1.mp4"].caption.profile == PROFILE.name and "each time: SIGKILL" in str(found["1.mp4"].error)
-    assert len(workers.groups) == 4 and sorted(one.visible for one in workers.groups) in (
+    assert len(workers.started) == 4 and sorted(one.visible for one in workers.started) in (
         ["0", "0", "1", "1"],
         ["0", "0", "0", "1"],
         ["0", "1", "1", "1"],
@@ -160,20 +169,20 @@ def test_a_worker_that_dies_is_replaced_on_its_devices():
 
 def test_workers_are_no_more_than_jobs_and_idle_ones_end_by_themselves():
     workers = FakeWorkers()
-    assert len(list(run_on_workers(workers, FACTORY, [Job("a.mp4")], GROUPS))) == 1
-    assert len(workers.groups) == 1 and workers.idle == {1}
+    assert len(list(workers([Job("a.mp4")]))) == 1
+    assert len(workers.started) == 1 and workers.idle == {1}
 
 
 def test_a_worker_that_dies_of_the_last_clip_is_not_replaced():
     workers = FakeWorkers(deadly={"a.mp4"})
-    assert [one.error.kind for one in run_on_workers(workers, FACTORY, [Job("a.mp4")], GROUPS)] == ["crashed"]
-    assert len(workers.groups) == 2, "the first, and the one that tried again"
+    assert [one.error.kind for one in workers([Job("a.mp4")])] == ["crashed"]
+    assert len(workers.started) == 2, "the first, and the one that tried again"
 
 
 def test_a_worker_that_ends_while_it_loads_ends_the_run():
     workers = FakeWorkers(loads=False)
     with pytest.raises(ModelError, match=r"ended while it loaded its models \(exit code 9\)"):
-        list(run_on_workers(workers, FACTORY, [Job("a.mp4")], GROUPS))
+        list(workers([Job("a.mp4")]))
     assert workers.idle == set()
 
 
@@ -181,7 +190,7 @@ def test_a_worker_that_ends_while_it_loads_ends_the_run():
 def test_a_replica_without_models_ends_the_run(tasks):
     refusing = CaptionerFactory(PROFILE.model_dump(), "tests.fake_captioner:Refusing")
     with pytest.raises(ModelError, match="no such model"):
-        list(replica_outcomes(refusing, tasks, CONFIG, GROUPS))
+        list(ReplicaExecutor(refusing, CONFIG, GROUPS)(tasks))
 
 
 @pytest.mark.sample(quick=1)
@@ -288,7 +297,7 @@ def groups(monkeypatch, gpus, replicas, changes=None, **more):
     cluster = SimpleNamespace(cluster_resources=lambda: {"GPU": gpus})
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    monkeypatch.setattr("vidspec.runs.devices.connect_ray", lambda address: cluster)
+    monkeypatch.setattr("vidspec.runs.executors.devices.connect_ray", lambda address: cluster)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     return device_groups(replicas, profiles.override(PROFILE, changes or {}), **more)
 
@@ -334,8 +343,8 @@ def test_groups_that_cannot_be(monkeypatch, gpus, replicas, changes, error, mess
 
 def test_a_captioner_sees_its_group_alone(monkeypatch):
     begun = []
-    monkeypatch.setattr("vidspec.runs.replicas.spawn", lambda *args, **more: begun.append((args, more)))
-    _Replicas(FACTORY, CONFIG).start(DeviceGroup(visible="2,3", threads=5))
+    monkeypatch.setattr("vidspec.runs.executors.replicas.spawn", lambda *args, **more: begun.append((args, more)))
+    ReplicaExecutor(FACTORY, CONFIG, GROUPS).start(DeviceGroup(visible="2,3", threads=5))
     ((_, factory, _, group), more) = begun[0]
     assert more["env"] == {"CUDA_VISIBLE_DEVICES": "2,3"} and factory.make(group).client.profile.models.threads == 5
 

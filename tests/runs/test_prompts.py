@@ -11,11 +11,11 @@ from vidspec.config.run_spec import RunSpec
 from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, UsageError
 from vidspec.events.events import Finished, InputsReleased
+from vidspec.runs.executors.base import TaskQueue
 from vidspec.runs.feed import Feed
 from vidspec.runs.formats.base import make_format
 from vidspec.runs.inputs import collect_inputs
 from vidspec.runs.job import Job, JobQuestions
-from vidspec.runs.pool import TaskQueue
 from vidspec.runs.run import caption_jobs
 from vidspec.runs.sources.manifests import parse_manifest
 from vidspec.runs.store.file_states import hidden_journal

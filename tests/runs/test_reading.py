@@ -25,9 +25,9 @@ from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, UsageError, VideoError
 from vidspec.events.observer import RunObserver
 from vidspec.events.tally import Tally
+from vidspec.runs.executors.local import caption_locally
 from vidspec.runs.feed import Feed, reader_count
 from vidspec.runs.job import Job
-from vidspec.runs.local import caption_locally
 from vidspec.runs.reader import ClipReader, MemoryBudget
 from vidspec.runs.remaining import caption_remaining
 from vidspec.runs.run_store import RunStore
@@ -115,7 +115,7 @@ def test_the_reader_loads_no_torch(reader):
 
 def test_single_clips_are_read_by_it_too(monkeypatch):
     slow = SlowReader()
-    monkeypatch.setattr("vidspec.runs.local.ClipReader", lambda timeout, stall: slow)
+    monkeypatch.setattr("vidspec.runs.executors.local.ClipReader", lambda timeout, stall: slow)
     (outcome,) = caption_locally(FakeCaptioner(), jobs_of("good.mp4"), RunSpec())
     assert slow.asked == ["good.mp4"] and slow.closed and outcome.error is None
 
@@ -522,7 +522,7 @@ def test_preprocessing_is_done_ahead_and_counts(monkeypatch):
             found.append(work)
     assert [work.clip is not None for work in found] == [True, True, False, True] and len(prepared) == 3
     assert sizes == [1500, 1000, 0, 1500]
-    monkeypatch.setattr("vidspec.runs.local.ClipReader", lambda timeout, stall: SlowReader())
+    monkeypatch.setattr("vidspec.runs.executors.local.ClipReader", lambda timeout, stall: SlowReader())
     captioner = FakeCaptioner()
     captioner.client.inputs.vision.prepare = prepare
     list(caption_locally(captioner, jobs_of("good.mp4", "2/good.mp4"), RunSpec(batch=1)))
@@ -638,7 +638,7 @@ def test_context_quotes_a_segment_of_an_earlier_run(monkeypatch):
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_context_quotes_the_segment_before(monkeypatch, batch):
-    monkeypatch.setattr("vidspec.runs.local.ClipReader", lambda timeout, stall: SlowReader())
+    monkeypatch.setattr("vidspec.runs.executors.local.ClipReader", lambda timeout, stall: SlowReader())
     captioner = FakeCaptioner()
     how = RunSpec(segment=2.0, context=True, batch=batch)
     done = list(caption_locally(captioner, jobs_of("good.mp4", "other/good.mp4", "bug.mp4"), how))
@@ -657,7 +657,7 @@ def test_context_quotes_the_segment_before(monkeypatch, batch):
 
 @pytest.mark.full
 def test_a_caption_that_takes_too_long_fails_and_its_neighbours_do_not(monkeypatch):
-    monkeypatch.setattr("vidspec.runs.local.ClipReader", lambda timeout, stall: SlowReader())
+    monkeypatch.setattr("vidspec.runs.executors.local.ClipReader", lambda timeout, stall: SlowReader())
 
     clock, later = time.monotonic, [0.0]
     monkeypatch.setattr("tests.fake_captioner.time", SimpleNamespace(monotonic=lambda: clock() + later[0]))

@@ -8,10 +8,10 @@ from tests.fake_captioner import TEXT, FakeCaptioner, FakeReader, profile_of, qu
 from vidspec.config.run_spec import RunSpec
 from vidspec.errors import UsageError
 from vidspec.models.request import DialogueTurn
+from vidspec.runs.executors.base import TaskQueue
 from vidspec.runs.feed import Feed
 from vidspec.runs.formats.base import make_format
 from vidspec.runs.job import Job, JobQuestions
-from vidspec.runs.pool import TaskQueue
 from vidspec.runs.run import caption_jobs
 from vidspec.runs.sources.manifests import parse_manifest
 from vidspec.runs.store.records import lean_record, settings_digest

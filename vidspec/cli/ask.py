@@ -70,8 +70,8 @@ def _open_session(
     from vidspec.cli.session import DialogueSession, dialogue_page
     from vidspec.config.user_config import read_config
     from vidspec.decoding.default_profile import resolve_profile
+    from vidspec.runs.executors.local import readers_for
     from vidspec.runs.inputs import require_file
-    from vidspec.runs.local import readers_for
     from vidspec.runs.run_settings import check_machine, profile_keys, read_texts
 
     require_file(clip)

@@ -15,6 +15,6 @@ formats                     text of records; cues, rendering, schema: what sever
 feed, reader, read_worker   frames read ahead in processes that can be killed -> Jobs with frames
 segments                    cutting a clip by length or by scenes
 run                         Jobs through a captioner, several at a time, parts of a clip in order -> Jobs with results
-local, replicas, ray_engine executors; pool: job distribution for the last two
+executors                   local (this process), replicas, ray; base: protocol, distribution of jobs; devices of each
 merge, trace_file, ties
 """

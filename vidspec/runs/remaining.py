@@ -6,7 +6,7 @@ Knows no model and no terminal.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from itertools import chain, filterfalse
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -15,6 +15,7 @@ from vidspec.errors import LostOutputError, OutputError, UsageError, VideoError,
 from vidspec.events.observer import ClipPart, RunObserver
 from vidspec.events.tally import Tally
 from vidspec.runs.allowance import fetch_limits
+from vidspec.runs.executors.base import Executor
 from vidspec.runs.job import Job, named_fields, questions_of
 from vidspec.runs.renderers import ONE_CLIP, PendingFile
 from vidspec.runs.rendering import check_template
@@ -29,10 +30,8 @@ if TYPE_CHECKING:
     from vidspec.config.run_spec import RunSpec
     from vidspec.config.schema import Profile
 
-__all__ = ["Executor", "RemainingJobs", "caption_remaining", "is_left", "plan_clips", "plan_shards", "remaining_parts"]
+__all__ = ["RemainingJobs", "caption_remaining", "is_left", "plan_clips", "plan_shards", "remaining_parts"]
 
-#: Captions jobs: yields them, or their parts, with their results, in any order; closing the iterator stops the work.
-Executor = Callable[[Iterable[Job]], Iterator[Job]]
 #: Clips with parts left to caption; an iterator finds those of shards as they are drawn.
 RemainingJobs: TypeAlias = list[Job] | Iterator[Job]
 #: The most results whose record is written and whose files are not yet.

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from vidspec.events.observer import CombinedObserver, RunObserver
 from vidspec.events.tally import Tally, counted
+from vidspec.runs.executors.base import Executor
 from vidspec.runs.planning import RunPlan
-from vidspec.runs.remaining import Executor, RemainingJobs, caption_remaining, is_left, plan_clips, plan_shards
+from vidspec.runs.remaining import RemainingJobs, caption_remaining, is_left, plan_clips, plan_shards
 from vidspec.runs.reporter import RunReporter
 from vidspec.runs.run import exit_code
 
@@ -153,7 +154,7 @@ class Run:
 
     def _local(self, left: RemainingJobs, observers: list[RunObserver], *, fetches: bool) -> Executor:
         """Return the executor of a captioner in this process; adds the observers that draw pages."""
-        from vidspec.runs.local import caption_locally, readers_for
+        from vidspec.runs.executors.local import caption_locally, readers_for
 
         plan, stack, spec = self.plan, self._stack, self._measured_spec
         readers = readers_for(spec, plan.profile, len(left) if isinstance(left, list) else None)
@@ -187,16 +188,12 @@ class Run:
 
     def _remote(self) -> Executor:
         """Return the executor of several captioners, each in its own process, here or on a Ray cluster."""
-        from vidspec.runs.devices import device_groups
-        from vidspec.runs.pool import CaptionerFactory
+        from vidspec.runs.executors.base import CaptionerFactory
+        from vidspec.runs.executors.devices import device_groups
+        from vidspec.runs.executors.ray import RayExecutor
+        from vidspec.runs.executors.replicas import ReplicaExecutor
 
         plan, spec = self.plan, self._measured_spec
         groups = device_groups(spec.replicas, plan.profile, ray=spec.engine == "ray", address=spec.address)
-        factory = CaptionerFactory(plan.profile.model_dump())
-        if spec.engine == "ray":
-            from vidspec.runs.ray_engine import ray_outcomes
-
-            return lambda jobs: ray_outcomes(factory, jobs, spec, groups, address=spec.address)
-        from vidspec.runs.replicas import replica_outcomes
-
-        return lambda jobs: replica_outcomes(factory, jobs, spec, groups)
+        executor = RayExecutor if spec.engine == "ray" else ReplicaExecutor
+        return executor(CaptionerFactory(plan.profile.model_dump()), spec, groups)

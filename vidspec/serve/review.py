@@ -20,7 +20,7 @@ from starlette.routing import Mount, Route
 from vidspec.display.pages.review import render_review
 from vidspec.errors import UsageError, VidspecError
 from vidspec.escaping import HALF_CHARACTER
-from vidspec.runs.local import caption_locally
+from vidspec.runs.executors.local import caption_locally
 from vidspec.runs.review import STATES, CaptionFiles, ChangedOnDiskError, RepeatedRun, ReviewedClip, review_rows
 from vidspec.serve.config import ApiError, ServeConfig
 from vidspec.serve.guard import guarded

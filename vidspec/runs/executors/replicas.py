@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from vidspec.process import Child, ChildEnded, spawn, wait
+from vidspec.runs.executors.base import (
+    CaptionerFactory,
+    DeviceGroup,
+    WorkerExecutor,
+    WorkerExit,
+    WorkerMessage,
+    serve_jobs,
+)
 from vidspec.runs.job import Job
-from vidspec.runs.pool import CaptionerFactory, DeviceGroup, WorkerExit, WorkerMessage, run_on_workers, serve_jobs
 
 if TYPE_CHECKING:
     from vidspec.config.run_spec import RunSpec
 
-__all__ = ["replica_outcomes"]
+__all__ = ["ReplicaExecutor"]
 
 #: Seconds for a replica without jobs to exit by itself.
 EXIT_SECONDS = 10.0
 
 
-def replica_outcomes(
-    factory: CaptionerFactory, jobs: Iterable[Job], spec: RunSpec, groups: Sequence[DeviceGroup]
-) -> Iterator[Job]:
-    """Caption ``jobs`` with one process per group; see :func:`vidspec.runs.pool.run_on_workers`."""
-    return run_on_workers(_Replicas(factory, spec), factory, jobs, groups)
+class ReplicaExecutor(WorkerExecutor):
+    """One child process per group of devices."""
 
-
-class _Replicas:
-    """Worker pool of child processes."""
-
-    def __init__(self, factory: CaptionerFactory, spec: RunSpec) -> None:
-        self.factory, self.spec = factory, spec
+    def __init__(self, factory: CaptionerFactory, spec: RunSpec, groups: Sequence[DeviceGroup]) -> None:
+        super().__init__(factory, spec, groups)
         self._running: dict[int, Child] = {}
         self._started = 0
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from vidspec.errors import DeviceError, UsageError, option
 from vidspec.events.tally import counted
+from vidspec.runs.executors.base import DeviceGroup
+from vidspec.runs.executors.ray import connect_ray
 from vidspec.runs.feed import cores
-from vidspec.runs.pool import DeviceGroup
-from vidspec.runs.ray_engine import connect_ray
 
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile

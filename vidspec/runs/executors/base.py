@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 import traceback
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from itertools import count
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 from vidspec.errors import GenerationError, ModelError, VidspecError
+from vidspec.runs.executors.local import caption_locally
 from vidspec.runs.job import Job
-from vidspec.runs.local import caption_locally
 
 if TYPE_CHECKING:
     from vidspec.captioner import Captioner
@@ -23,16 +24,18 @@ __all__ = [
     "ATTEMPTS",
     "CaptionerFactory",
     "DeviceGroup",
+    "Executor",
     "JobBegun",
     "JobChannel",
     "TaskQueue",
+    "WorkerExecutor",
     "WorkerExit",
     "WorkerMessage",
-    "WorkerPool",
-    "run_on_workers",
     "serve_jobs",
 ]
 
+#: Captions jobs: yields them, or their parts, with their results, in any order; closing the iterator stops the work.
+Executor: TypeAlias = Callable[[Iterable[Job]], Iterator[Job]]
 #: Attempts of a clip before it is blamed for the end of its worker.
 ATTEMPTS = 2
 
@@ -108,72 +111,81 @@ class JobChannel(Protocol):
         ...
 
 
-class WorkerPool(Protocol):
-    """Worker processes that run :func:`serve_jobs`, addressed by number, and their message transport."""
+class WorkerExecutor(ABC):
+    """Executor with a captioner in each of several processes, workers that run :func:`serve_jobs`.
 
+    Subclasses start them, addressed by number, and transport their messages.
+
+    Args:
+        factory: creates the captioners.
+        spec: the run.
+        groups: devices of each captioner.
+    """
+
+    def __init__(self, factory: CaptionerFactory, spec: RunSpec, groups: Sequence[DeviceGroup]) -> None:
+        self.factory, self.spec, self.groups = factory, spec, groups
+
+    @abstractmethod
     def start(self, group: DeviceGroup) -> int:
         """Start a worker and return its number."""
-        ...
 
+    @abstractmethod
     def send(self, worker: int, job: Job) -> None:
         """Send a job to a worker that requested one; no effect if it has died since."""
-        ...
 
+    @abstractmethod
     def receive(self) -> Iterable[tuple[int, WorkerMessage]]:
         """Wait for messages. :class:`WorkerExit` comes after all others of its worker."""
-        ...
 
+    @abstractmethod
     def close(self, idle: Collection[int]) -> None:
         """Stop all workers; those that are ``idle`` may exit by themselves."""
-        ...
 
+    def __call__(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        """Caption ``jobs`` with one worker per group; yield each with its result, in any order.
 
-def run_on_workers(
-    workers: WorkerPool, factory: CaptionerFactory, jobs: Iterable[Job], groups: Sequence[DeviceGroup]
-) -> Iterator[Job]:
-    """Caption ``jobs`` with one worker per group; yield each with its result, in any order.
+        Each worker requests a job when it has room. A dead worker is replaced; :class:`TaskQueue` decides about its
+        clips.
 
-    Each worker requests a job when it has room. A dead worker is replaced; :class:`TaskQueue` decides about its clips.
-
-    Raises:
-        VidspecError: a worker cannot load its models.
-    """
-    queue = TaskQueue(jobs, str(factory.profile.get("name")))
-    running: dict[int, DeviceGroup] = {}
-    ready: set[int] = set()
-    idle: dict[int, None] = {}  # in order of request
-    try:
-        for group in groups if queue.count is None else groups[: max(1, queue.count)]:
-            running[workers.start(group)] = group
-        while not queue.over:
-            for worker in list(idle):
-                if (job := queue.take(worker)) is not None:
-                    del idle[worker]
-                    workers.send(worker, job)
-            if queue.over:  # known only after a worker requests more than the last job
-                break
-            for worker, message in workers.receive():
-                if isinstance(message, Exception):
-                    raise message
-                if isinstance(message, WorkerExit):
-                    if worker not in ready:
-                        raise ModelError(f"a captioner's process ended while it loaded its models ({message.why})")
-                    idle.pop(worker, None)
-                    yield from queue.fail_worker(worker, message.why)
-                    group = running.pop(worker)
-                    if not queue.over:
-                        running[workers.start(group)] = group
-                    continue
-                ready.add(worker)
-                if isinstance(message, Job):
-                    queue.mark_done(worker, message)
-                    yield message
-                elif isinstance(message, JobBegun):
-                    queue.mark_begun(worker, message.job)
-                else:
-                    idle[worker] = None
-    finally:
-        workers.close(idle if queue.over else ())
+        Raises:
+            VidspecError: a worker cannot load its models.
+        """
+        queue = TaskQueue(jobs, str(self.factory.profile.get("name")))
+        running: dict[int, DeviceGroup] = {}
+        ready: set[int] = set()
+        idle: dict[int, None] = {}  # in order of request
+        try:
+            for group in self.groups if queue.count is None else self.groups[: max(1, queue.count)]:
+                running[self.start(group)] = group
+            while not queue.over:
+                for worker in list(idle):
+                    if (job := queue.take(worker)) is not None:
+                        del idle[worker]
+                        self.send(worker, job)
+                if queue.over:  # known only after a worker requests more than the last job
+                    break
+                for worker, message in self.receive():
+                    if isinstance(message, Exception):
+                        raise message
+                    if isinstance(message, WorkerExit):
+                        if worker not in ready:
+                            raise ModelError(f"a captioner's process ended while it loaded its models ({message.why})")
+                        idle.pop(worker, None)
+                        yield from queue.fail_worker(worker, message.why)
+                        group = running.pop(worker)
+                        if not queue.over:
+                            running[self.start(group)] = group
+                        continue
+                    ready.add(worker)
+                    if isinstance(message, Job):
+                        queue.mark_done(worker, message)
+                        yield message
+                    elif isinstance(message, JobBegun):
+                        queue.mark_begun(worker, message.job)
+                    else:
+                        idle[worker] = None
+        finally:
+            self.close(idle if queue.over else ())
 
 
 def serve_jobs(channel: JobChannel, factory: CaptionerFactory, spec: RunSpec, group: DeviceGroup) -> None:

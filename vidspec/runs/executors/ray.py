@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 from vidspec.errors import DeviceError, UsageError, option
+from vidspec.runs.executors.base import (
+    CaptionerFactory,
+    DeviceGroup,
+    WorkerExecutor,
+    WorkerExit,
+    WorkerMessage,
+    serve_jobs,
+)
 from vidspec.runs.job import Job
-from vidspec.runs.pool import CaptionerFactory, DeviceGroup, WorkerExit, WorkerMessage, run_on_workers, serve_jobs
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -19,7 +26,7 @@ if TYPE_CHECKING:
 
     from vidspec.config.run_spec import RunSpec
 
-__all__ = ["connect_ray", "ray_outcomes"]
+__all__ = ["RayExecutor", "connect_ray"]
 
 
 def connect_ray(address: str | None = None) -> ModuleType:
@@ -48,26 +55,15 @@ def connect_ray(address: str | None = None) -> ModuleType:
     return ray
 
 
-def ray_outcomes(
-    factory: CaptionerFactory,
-    jobs: Iterable[Job],
-    spec: RunSpec,
-    groups: Sequence[DeviceGroup],
-    *,
-    address: str | None = None,
-) -> Iterator[Job]:
-    """Caption ``jobs`` with one actor per group; see :func:`vidspec.runs.pool.run_on_workers`.
+class RayExecutor(WorkerExecutor):
+    """One actor per group of devices, each with a job queue, and one message queue for all.
 
     The actors read the clips under the same paths as here.
     """
-    return run_on_workers(_Actors(connect_ray(address), factory, spec), factory, jobs, groups)
 
-
-class _Actors:
-    """Worker pool of actors, each with a job queue, and one message queue for all."""
-
-    def __init__(self, ray: ModuleType, factory: CaptionerFactory, spec: RunSpec) -> None:
-        self.ray, self.factory, self.spec = ray, factory, spec
+    def __init__(self, factory: CaptionerFactory, spec: RunSpec, groups: Sequence[DeviceGroup]) -> None:
+        super().__init__(factory, spec, groups)
+        self.ray = connect_ray(spec.address)
         self._messages = self._make_queue()
         self._pending_message = self._request_message()
         self._actors: list[ActorHandle[_Actor]] = []

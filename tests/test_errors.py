@@ -71,3 +71,11 @@ def test_python_names_keywords(tmp_path):
 def test_values_of_users_are_no_marks():
     error = UsageError(f"{option('template', '{a} --b')}: is wrong", hint="{segment}")
     assert str(pickle.loads(pickle.dumps(error))) == "template='{a} --b': is wrong ({segment})"
+
+
+def test_a_file_in_capitals_is_no_variable(tmp_path):
+    (file := tmp_path / "VIDSPEC_OWN.YAML").with_suffix(".yaml").write_text("video: {frames: 0}\n")
+    with pytest.raises(ProfileError, match=r"^video\.frames: must be"):
+        profiles.load(str(file.with_suffix(".yaml")), {}, {})
+    error = ProfileError(f"{option('video.frames')}: is wrong", sources={"video.frames": "/OWN/MINE"})
+    assert error.message == "video.frames: is wrong"

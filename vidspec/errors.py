@@ -173,8 +173,9 @@ class ProfileError(UsageError):
 
     def spell(self, name: str, value: object) -> str:
         """Spell a key by the variable that set it, if one did."""
-        variable = self.sources.get(name, "")
-        return variable if value is None and variable.isupper() else spell_argument(name, value)
+        source = self.sources.get(name, "")
+        is_variable = source.startswith("VIDSPEC_") and "." not in source
+        return source if value is None and is_variable else spell_argument(name, value)
 
 
 class ModelError(VidspecError):

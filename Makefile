@@ -3,7 +3,8 @@
 #   make caption [CLIP=path] [ARGS="--profile ar ..."]   caption a shipped clip, or another
 #   make lint                                            ruff and mypy
 #   make test [ARGS="-k caption ..."]                    the tests of what any change may break: minutes
-#   make test-all [ARGS=...]                             the same and the tests marked "full"
+#   make test-rest [ARGS=...]                            the tests that it leaves out, marked "full": a quarter of an hour
+#   make test-all [ARGS=...]                             both
 #   make test-research [ARGS=...]                        every test of research/
 #   make test-lowest [ARGS=...]                          quick tests with the lowest versions of all requirements
 #   make sweep [ARGS="-k internvl ..."]                  every test, and every lossless profile of every family over 20 random
@@ -40,7 +41,7 @@ PIP_INSTALL = if $(HAS_GPU); then set --; else set -- -c constraints/cpu.txt; \
 	$(LOOKS_ELSEWHERE) || set -- "$$@" --extra-index-url $(CPU_INDEX); fi; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$@"
 
-.PHONY: caption test test-all test-research test-lowest sweep lint docs bench evidence real-text peers gpu gpu-sizes gpu-rounds gpu-kernels gpu-folder gpu-tests gpu-carry clean
+.PHONY: caption test test-rest test-all test-research test-lowest sweep lint docs bench evidence real-text peers gpu gpu-sizes gpu-rounds gpu-kernels gpu-folder gpu-tests gpu-carry clean
 
 caption: $(VENV)/installed
 	@$(BIN)/vidspec caption "$(CLIP)" $(ARGS)
@@ -54,6 +55,9 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python $(PARALLEL)
 
 test: $(VENV)/installed-test
 	@$(PYTEST) -m "not full and not gpu" --ignore=tests/gpu --ignore=tests/research $(ARGS)
+
+test-rest: $(VENV)/installed-test
+	@$(PYTEST) -m "full or gpu" --ignore=tests/research $(ARGS)
 
 test-all: $(VENV)/installed-test
 	@$(PYTEST) --ignore=tests/research $(ARGS)

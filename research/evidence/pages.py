@@ -244,11 +244,10 @@ def race(results: Mapping[str, Results]) -> str:
 INTRO = """\
 # Measured
 
-`make evidence` measures everything here on an idle machine and writes this page, a JSON file for each part with its
-commands, commit, machine, complete output and rows, the README's table and the pictures. `make docs` makes a page of
-each file. Within a table all methods took turns in one run: do not compare two tables. Unless a page names others, the
-models are the built-in pairs, in float32, whose targets have 9 million parameters. [On an H100](measured/gpu.json)
-random weights of a 7B's shape were measured. Definitions: [metrics.md](metrics.md).
+`make evidence` measures everything here on an idle machine and writes a JSON file for each part with its commands,
+commit, machine, complete output and rows. Within a table all methods took turns in one run: do not compare two tables.
+Unless a page names others, the models are the built-in pairs, in float32, whose targets have 9 million parameters.
+Definitions: [metrics.md](metrics.md).
 """
 SECTIONS = {
     "What you gain": (
@@ -267,8 +266,8 @@ SECTIONS = {
     ),
     "The default profile": (
         "How much longer each candidate takes than the fastest of them, over single clips and folders of both pairs. "
-        "`sparrow` is the default of the built-in pairs, which come with a block head, and `vanilla-sd-auto` of models "
-        "without one: not every family can verify trees (Qwen3.5 cannot), and on a GPU they wait more often."
+        "Without a block head the default is `vanilla-sd-auto`: not every family can verify trees (Qwen3.5 cannot), and "
+        "on a GPU they wait more often."
     ),
 }
 

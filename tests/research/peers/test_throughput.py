@@ -20,6 +20,7 @@ from research.peers.steady import SteadyRate
 from research.peers.throughput import Throughput, markdown, measure, start_contenders
 from research.process_memory import resident
 from vidspec.config import profiles
+from vidspec.config.run_spec import RunSpec
 from vidspec.errors import GenerationError, UsageError, VidspecError
 from vidspec.events.record import Caption
 
@@ -306,13 +307,12 @@ def test_generate_in_batches_reads_the_same_prompts(pair):
 
 
 def test_a_folder_is_captioned_into_a_file():
-    from research.peers.profile_worker import caption_folder, how_of
+    from research.peers.profile_worker import caption_folder
 
     def engine(jobs):
         for job in jobs:
             error = GenerationError("no room") if job.path == "1.mp4" else None
             yield replace(job, result=Caption(path=job.path, caption="x", token_ids=[job.number]), error=error)
 
-    profile = profiles.load("ar")
-    told = caption_folder(engine, CLIPS[:3], profile, how_of(profile, 3, 2))
+    told = caption_folder(engine, CLIPS[:3], profiles.load("ar"), RunSpec(batch="2"))
     assert told["ids"] == {"0.mp4": [1], "2.mp4": [3]} and told["errors"] == {"1.mp4": "no room"}

@@ -266,8 +266,7 @@ SECTIONS = {
     ),
     "The default profile": (
         "How much longer each candidate takes than the fastest of them, over single clips and folders of both pairs. "
-        "Without a block head the default is `vanilla-sd-auto`: not every family can verify trees (Qwen3.5 cannot), and "
-        "on a GPU they wait more often."
+        "Without a block head `vanilla-sd-auto` is the default: not every family can verify trees."
     ),
 }
 

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from research.sizes import Size
-from vidspec.bench.bandwidth import weight_bytes
+from vidspec.bench.measure import weight_bytes
 from vidspec.engine.decoder import Decoder
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.forward import Engine

@@ -2,7 +2,7 @@
 
 import sys
 
-from vidspec.config.plugins import PARTS
+from vidspec.config.schema import PARTS
 
 
 def forget_plugins():

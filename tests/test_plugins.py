@@ -13,7 +13,7 @@ from tests.plugins import forget_plugins
 from vidspec import cli
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.config.plugins import names
+from vidspec.config.schema import names
 from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, ProfileError
 from vidspec.pruning.base import Pruner, pruners
@@ -227,7 +227,7 @@ def test_it_is_measured_beside_others(capsys, monkeypatch):
         monkeypatch.setenv("VIDSPEC_" + key.upper().replace(".", "__"), str(value))
     arguments = ["bench", CLIP, "--profiles", f"ar,{EXAMPLE}", "--repeats", "1"]
     monkeypatch.setattr(sys, "argv", arguments)
-    monkeypatch.setattr("vidspec.bench.bandwidth.copy_bandwidth", lambda device: 1e9)
+    monkeypatch.setattr("vidspec.bench.measure.copy_bandwidth", lambda device: 1e9)
     assert cli.main(arguments) == 0
     assert f"| {EXAMPLE} | 1/1 |" in capsys.readouterr().out  # the same tokens as plain decoding
 

@@ -72,7 +72,7 @@ def test_the_commands_work(folder, blocks, capsys, monkeypatch):
     assert cli.main(["caption", *command(blocks, "vidspec caption")]) == 0
     assert capsys.readouterr().out.strip()
     assert 'class="veil"' in Path("inner.html").read_text(encoding="utf-8")
-    monkeypatch.setattr("vidspec.bench.bandwidth.copy_bandwidth", lambda device: 1e9)
+    monkeypatch.setattr("vidspec.bench.measure.copy_bandwidth", lambda device: 1e9)
     small = ("--repeats", "1", "--frames", "6", "--max-new-tokens", "8")
     assert cli.main(["bench", *command(blocks, "vidspec bench"), *small]) == 0
     out = capsys.readouterr().out

@@ -9,7 +9,7 @@ import pytest
 from pydantic import Field, ValidationError
 
 from vidspec import registry
-from vidspec.config.plugins import PARTS, names
+from vidspec.config.schema import PARTS, names
 from vidspec.drafting.base import drafters
 from vidspec.errors import ProfileError
 from vidspec.registry import Registry
@@ -99,7 +99,7 @@ def test_every_file_registers_its_own_name(part):
 def test_a_profile_is_checked_without_torch():
     """Every part that a profile can name says what it is, and none imports torch for that."""
     code = (
-        "import sys\nfrom vidspec.config.plugins import PARTS\n"
+        "import sys\nfrom vidspec.config.schema import PARTS\n"
         "for part in PARTS.values():\n"
         "    for name in part.modules() if part.part != 'families' else ():\n"
         "        part.get(name)\n"

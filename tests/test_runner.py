@@ -15,7 +15,7 @@ from vidspec.cli.app import app
 from vidspec.config import profiles
 from vidspec.config.run_spec import RunSpec, flag_of
 from vidspec.config.sections import Flag
-from vidspec.embedded.notes import NOTICE
+from vidspec.embedded.prompts import NOTICE
 from vidspec.errors import ProfileError, UsageError, VideoError
 
 

@@ -4,7 +4,7 @@ The ``base`` module of a room holds its registry and the base class of its parts
 module of the room's folder, named after the part: ``vidspec/pruning/pruners/uniform.py`` holds
 ``@pruners.register("uniform")``. Adding the file adds the name. Other packages add parts through entry points of the
 group ``vidspec.<part>`` (for example ``vidspec.pruning``), a profile may name files with more parts
-(:func:`vidspec.config.plugins.load_plugin`), and a running process may register its own.
+(:func:`vidspec.config.schema.load_plugin`), and a running process may register its own.
 
 A part's options are the typed parameters of its constructor, of which :func:`options_of` makes a model; those of
 built-in parts that are marked :func:`key` are also keys of the profile's section. Modules of built-in parts import no

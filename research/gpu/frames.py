@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vidspec.embedded.samples import shipped
-from vidspec.events.source import SourceFacts
+from vidspec.events.events import SourceFacts
 from vidspec.video import Clip
 
 #: Of each clip, as the built-in pairs' profiles take them.

@@ -24,7 +24,7 @@ from research.process_memory import PeakMemory
 from research.random_decoder import Language, behind, engine_of, language, rolled_back
 from research.random_init import random_model
 from research.sizes import SIZES, Size, Tower
-from vidspec.bench import bandwidth
+from vidspec.bench.measure import copy_bandwidth
 from vidspec.bench.tables import table
 from vidspec.bench.turns import time_call
 from vidspec.engine.block_kernels import triton_absence
@@ -115,7 +115,7 @@ class Timed:
 def copy_rate(device: torch.device, megabytes: int = 1024, repeats: int = 20) -> float:
     """Return the bytes read and written per second by the fastest of several copies, by the device's clock."""
     if device.type != "cuda":
-        return bandwidth.copy_bandwidth(device)
+        return copy_bandwidth(device)
     source = torch.ones(megabytes * 2**20 // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     clocks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]

@@ -19,8 +19,7 @@ from research.pages.terminal_svg import Screen, draw_terminal, screen_of
 from vidspec import Captioner
 from vidspec.config.user_config import BUILT_IN_PROFILE
 from vidspec.display.overall import RECENT, render_run
-from vidspec.display.panel import render_clip
-from vidspec.display.screen import PanelScreen
+from vidspec.display.panel import PanelScreen, render_clip
 from vidspec.display.state import PanelState
 from vidspec.events.events import Finished, LoopLoad, Opened
 from vidspec.events.tally import Tally

@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from vidspec.bench.bandwidth import copy_bandwidth, model_weight_bytes, weight_bytes
+from vidspec.bench.measure import copy_bandwidth, model_weight_bytes, weight_bytes
 from vidspec.bench.rows import bench_rows, markdown, methods_with_other_draws
 from vidspec.bench.turns import ContenderFailed, measure_in_turns
 from vidspec.config import profiles

@@ -22,7 +22,7 @@ from vidspec.cli.report import print_failure, summary
 from vidspec.cli.start import REAL
 from vidspec.config.prompts import STYLES
 from vidspec.draft_length.costs import PassCosts
-from vidspec.embedded.notes import NOTICE as WARNING
+from vidspec.embedded.prompts import NOTICE as WARNING
 from vidspec.errors import DeviceError, ModelError, VideoError
 from vidspec.events.events import Finished, Restarted
 from vidspec.events.observer import ClipPart

@@ -7,7 +7,7 @@ import pytest
 
 from tests.plugins import forget_plugins
 from tests.runs.shards import CLIP, rows
-from vidspec.config.plugins import load_plugin
+from vidspec.config.schema import load_plugin
 from vidspec.errors import VideoError
 from vidspec.runs.allowance import FetchLimits
 from vidspec.runs.job import Job

@@ -14,8 +14,7 @@ from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.decoding.admission import SHARE, MemoryClaim, has_room, memory_claims, needed_bytes, reserve_memory
 from vidspec.engine.slab import Slab
-from vidspec.events.events import Opened
-from vidspec.events.source import SourceFacts
+from vidspec.events.events import Opened, SourceFacts
 from vidspec.models.families.llava_onevision import LlavaOnevision
 from vidspec.models.request import CaptionRequest
 from vidspec.models.vision import BUDGET

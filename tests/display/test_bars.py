@@ -1,6 +1,6 @@
 import pytest
 
-from vidspec.display.bars import LINES, MOST, draw_bars
+from vidspec.display.panel import LINES, MOST, draw_bars
 from vidspec.events.events import Round
 
 

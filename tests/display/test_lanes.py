@@ -4,8 +4,7 @@ import pytest
 from rich.console import Console
 
 from vidspec.display.lanes import ROUNDS, draw_lanes
-from vidspec.display.panel import PanelState, render_clip
-from vidspec.display.screen import PanelScreen
+from vidspec.display.panel import PanelScreen, PanelState, render_clip
 from vidspec.events.events import Prefilled, Round
 
 

@@ -9,7 +9,7 @@ from tests.display.screen import on_screen
 from tests.fake_captioner import events, record
 from vidspec.display.clip_lines import clip_lines, headings
 from vidspec.display.overall import RunPanel, render_run
-from vidspec.display.screen import PanelScreen
+from vidspec.display.panel import PanelScreen
 from vidspec.display.state import PanelState
 from vidspec.errors import VideoError
 from vidspec.events.events import LoopLoad, Restarted, Round

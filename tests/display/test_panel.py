@@ -8,8 +8,7 @@ from rich.console import Console
 
 from tests.display.screen import on_screen
 from tests.fake_captioner import events, record
-from vidspec.display.panel import STYLES, LivePanel, PanelState, render_clip
-from vidspec.display.screen import PanelScreen
+from vidspec.display.panel import STYLES, LivePanel, PanelScreen, PanelState, render_clip
 from vidspec.events.events import Finished, Opened, Prefilled, PrefillProgress, Restarted, Round
 
 SCREEN = PanelScreen()

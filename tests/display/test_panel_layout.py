@@ -8,8 +8,7 @@ from rich.console import Console
 from tests.fake_captioner import record
 from tests.tiers import full_but
 from vidspec.display.overall import RunPanel
-from vidspec.display.panel import LivePanel, render_clip
-from vidspec.display.screen import PanelScreen
+from vidspec.display.panel import LivePanel, PanelScreen, render_clip
 from vidspec.display.state import PanelState
 from vidspec.events.events import Finished, Opened, Prefilled, Round, Thumbnail
 from vidspec.events.tally import Tally

@@ -9,7 +9,7 @@ from rich.console import Console
 from vidspec.display.figures import moment
 from vidspec.display.tiles import GAP, Tiles, fit_tiles, sight_sentence, tile_lines
 from vidspec.events.events import Opened, Prefilled, Thumbnail
-from vidspec.video.thumbnails import COUNT, SIDE, draw_thumbnails
+from vidspec.video.sample import COUNT, SIDE, draw_thumbnails
 
 RED = (200, 20, 20)
 

@@ -6,7 +6,7 @@ from tests.model_pairs import ADAPTERS
 from tests.tiers import full_but
 from vidspec import video
 from vidspec.config import profiles
-from vidspec.config.plugins import names
+from vidspec.config.schema import names
 from vidspec.decoding.prefill import TargetPrompt
 from vidspec.display import heatmap
 from vidspec.display.pages.pictures import draw_clip

@@ -12,7 +12,7 @@ from tests.engine.passing import forward, poison
 from tests.model_pairs import Pair
 from tests.tiers import full_but
 from vidspec.acceptance.rules.exact import ExactRule
-from vidspec.bench.bandwidth import pass_bytes
+from vidspec.bench.measure import pass_bytes
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.decoding.captioner_models import models_record

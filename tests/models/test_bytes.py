@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.model_pairs import ADAPTERS
-from vidspec.events.source import SourceFacts
+from vidspec.events.events import SourceFacts
 from vidspec.models.families.minicpmv4_6 import MiniCPMV46
 from vidspec.models.families.qwen2_5_vl import Qwen25VL
 from vidspec.models.preprocess_qwen import patchify

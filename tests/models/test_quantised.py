@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.models.quantised import make
 from tests.tiers import in_turn
-from vidspec.bench.bandwidth import model_weight_bytes
+from vidspec.bench.measure import model_weight_bytes
 from vidspec.captioner import Captioner
 from vidspec.cli import main
 from vidspec.embedded.samples import shipped

@@ -8,7 +8,7 @@ import torch
 from tests.model_pairs import ADAPTERS
 from tests.models.quantised import make
 from tests.models.test_bytes import clip
-from vidspec.bench.bandwidth import model_weight_bytes
+from vidspec.bench.measure import model_weight_bytes
 from vidspec.captioner import Captioner
 from vidspec.cli import main
 from vidspec.embedded.samples import shipped

@@ -12,9 +12,9 @@ from tests.checkpoints import checkpoint
 from vidspec import video
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
-from vidspec.models import loading, vision_worker
+from vidspec.models import loading, vision_ahead
 from vidspec.models.placement import resolve_placement
-from vidspec.models.vision_worker import VisionWorker, is_available
+from vidspec.models.vision_ahead import VisionWorker, is_available
 
 PLACE = resolve_placement("cpu", "float32")
 
@@ -83,7 +83,7 @@ def test_a_captioner_does_without_it(models, clip, end, monkeypatch):
     expected = captioner.caption("clip", clip=clip).token_ids
     held = captioner.client.inputs.vision.prepare(clip)
     assert held > 0 and captioner.caption("clip", clip=clip).token_ids == expected
-    monkeypatch.setattr(vision_worker, "PATIENCE", 0.5)
+    monkeypatch.setattr(vision_ahead, "PATIENCE", 0.5)
     os.kill(process.pid, signal.SIGKILL if end == "kill" else signal.SIGSTOP)
     for _ in range(2):
         assert captioner.client.inputs.vision.prepare(clip) == held

@@ -6,7 +6,7 @@ import torch
 
 from tests.pruning.allocation import Allocations
 from tests.pruning.given import distinct_rows, random_signals, visual_tokens
-from vidspec.config.plugins import names
+from vidspec.config.schema import names
 from vidspec.engine import taps
 from vidspec.engine.taps import language_to_video_attention
 from vidspec.pruning import scores

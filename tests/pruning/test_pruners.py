@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.pruning.given import irregular_tokens, random_signals, visual_tokens
 from tests.tiers import Tier, examples
-from vidspec.config.plugins import names
+from vidspec.config.schema import names
 from vidspec.pruning.base import Signals, kept_count, pruners, top_scored, with_required
 
 METHODS = [name for name in names("pruning") if name != "none"]

@@ -10,7 +10,7 @@ from tests.pruning.given import visual_tokens
 from vidspec import video
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.config.plugins import names
+from vidspec.config.schema import names
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.engine.taps import Taps

@@ -55,7 +55,7 @@ def demo_notes(profile: Profile, prompts: Iterable[str], command: str) -> list[s
         prompts: of the run.
         command: the command with a clip, shown again with other models.
     """
-    from vidspec.embedded.notes import demo_notes
+    from vidspec.embedded.prompts import demo_notes
 
     notes = demo_notes(profile.models.pair, profile.models.target, prompts)
     shown = [f"note: {note}" for note in notes]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import json
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -13,17 +17,58 @@ from pydantic_core import PydanticCustomError
 
 from vidspec.acceptance.base import AcceptanceRule, rules
 from vidspec.config.part_sections import AcceptSection, DraftSection, LossySection, PruneSection, ScheduleSection
-from vidspec.config.plugins import load_plugin
 from vidspec.config.sections import GenerateSection, ModelsSection, Section, VideoSection, WorkersSection
-from vidspec.drafting.base import DrafterKind, drafter_of
-from vidspec.errors import option
+from vidspec.drafting.base import DrafterKind, drafter_of, drafters
+from vidspec.errors import ProfileError, option
 from vidspec.lossy import lossy
+from vidspec.models.base import families
 from vidspec.models.known_pairs import listed_draft
 from vidspec.pruning.base import pruners
-from vidspec.registry import OptionConflict, build_part
+from vidspec.registry import OptionConflict, Registry, build_part
 from vidspec.schedule import schedules
 
 __all__ = ["Profile"]
+
+
+#: Registries by the name of their kind of part.
+PARTS: dict[str, Registry[Any]] = {
+    registry.part: registry for registry in (pruners, drafters, rules, schedules, families, lossy)
+}
+
+
+def names(part: str) -> tuple[str, ...]:
+    """Return the valid names of ``pruning``, ``drafting``, ``acceptance``, ``schedules``, ``families`` or ``lossy``."""
+    return PARTS[part].names()
+
+
+def load_plugin(file: str | os.PathLike[str]) -> None:
+    """Run a Python file that registers parts, once per process.
+
+    Args:
+        file: not part of any package; its parts have the names it registers.
+
+    Raises:
+        ProfileError: the file cannot be read, fails, or registers the name of a built-in part.
+    """
+    path = Path(file).expanduser().resolve()
+    # Two files of one name are two modules.
+    name = f"vidspec_plugin_{path.stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
+    if name in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(name, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise ProfileError(f"plugins: {path}: " + ("must end in .py" if path.is_file() else "there is no such file"))
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        for registry in PARTS.values():
+            registry.refuse_own_names(name)
+    except Exception as error:
+        del sys.modules[name]
+        for registry in PARTS.values():
+            registry.forget(name)
+        raise ProfileError(f"plugins: {path}: {type(error).__name__}: {error}") from error
+
 
 #: Keys that do not affect captions. Threads and packed weights may change the last bits of a sum, which is not meant to
 #: change a caption.

@@ -25,7 +25,7 @@ from vidspec.events.events import LoopLoad, Opened
 from vidspec.events.trace import Trace
 from vidspec.events.wake import WakeEvent
 from vidspec.models.request import CaptionRequest, require_text
-from vidspec.video.thumbnails import draw_thumbnails
+from vidspec.video.sample import draw_thumbnails
 
 __all__ = ["EngineClient"]
 

@@ -13,14 +13,14 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from vidspec.display.clip_lines import clip_lines, headings
-from vidspec.display.panel import LivePanel, flow_columns, render_clip
-from vidspec.display.screen import PanelScreen
+from vidspec.display.panel import LivePanel, PanelScreen, flow_columns, render_clip
 from vidspec.display.state import PanelState
 from vidspec.events.events import LoopLoad
 from vidspec.events.record import Caption
 from vidspec.events.tally import Tally, counted, format_duration
 
 __all__ = ["RunPanel", "progress_bar", "render_run"]
+
 
 #: Fewest lines of a clip's panel.
 MINI = 10

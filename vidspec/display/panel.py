@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -13,14 +13,13 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from vidspec.display.bars import LINES, draw_bars
 from vidspec.display.heatmap import weight_lines
 from vidspec.display.lanes import draw_lanes
-from vidspec.display.screen import PanelScreen
 from vidspec.display.state import ClipStates, PanelState
 from vidspec.display.tiles import TileLayout, Tiles, fit_tiles, sight_sentence
 from vidspec.escaping import escape_text, one_line
-from vidspec.events.events import Event, Finished, Origin
+from vidspec.events.counters import tau
+from vidspec.events.events import Event, Finished, Origin, Round
 from vidspec.events.record import Caption
 from vidspec.events.tally import counted
 
@@ -28,6 +27,67 @@ if TYPE_CHECKING:
     from typing import Self
 
 __all__ = ["STYLES", "LivePanel", "PanelState", "flow_columns", "render_clip"]
+
+
+@dataclass(frozen=True)
+class PanelScreen:
+    """Size and abilities of a terminal.
+
+    Attributes:
+        width, height: columns, and lines; a panel without a height is as high as its contents.
+        ascii_only: no block characters, and so no tiles.
+        coloured: at least 256 colours; without them there are no tiles.
+        verbose: use the names of docs/research/metrics.md for figures, and show more of them.
+    """
+
+    width: int = 80
+    height: int | None = None
+    ascii_only: bool = False
+    coloured: bool = True
+    verbose: bool = False
+
+    @classmethod
+    def of(cls, console: Console, *, verbose: bool) -> PanelScreen:
+        """Return the screen of a console as it is now."""
+        ascii_only = not console.encoding.lower().startswith("utf")
+        coloured = not console.no_color and console.color_system in ("256", "truecolor")
+        return cls(*console.size, ascii_only, coloured, verbose)
+
+
+#: Lines of the bars, columns of the label, most bars.
+LINES, LABEL, MOST = 3, 17, 40
+#: A full bar is at least this many tokens.
+LEAST_FULL = 4
+BLOCKS, ASCII_BLOCKS = " ▁▂▃▄▅▆▇█", "  ...::##"
+ACCEPTED, NONE = "green", "red"
+
+
+def draw_bars(rounds: Sequence[Round], width: int, *, ascii_only: bool = False) -> list[Text]:
+    """Return ``LINES`` lines: the mean of accepted tokens per pass, and a bar for each of the last passes.
+
+    A full bar is the most tokens accepted in any pass so far; a pass without an accepted token has a short red mark.
+
+    Args:
+        rounds: all rounds of the clip, in order.
+        width: columns to draw in.
+        ascii_only: for terminals without block characters.
+    """
+    accepted = [one.accepted for one in rounds[1:] if one.drafted]
+    mean = tau(accepted)
+    label = ("accepted tokens", "per pass", "" if mean is None else f"mean {mean:.1f}")
+    lines = [Text(text.ljust(LABEL)[:width], style="dim") for text in label]
+    full = max(LEAST_FULL, *accepted, 0) if accepted else LEAST_FULL
+    symbols = ASCII_BLOCKS if ascii_only else BLOCKS
+    room = max(0, min(MOST, (width - LABEL + 1) // 2))
+    for count in accepted[-room:] if room else []:
+        eighths = max(1, round(count / full * 8 * LINES))
+        for number, line in enumerate(lines):
+            level = min(8, max(0, eighths - 8 * (LINES - 1 - number)))
+            line.append(symbols[level] + " ", style=f"not dim {ACCEPTED if count else NONE}")
+    for line in lines:
+        line.truncate(width)
+    return lines
+
 
 #: Colour and attribute of each origin. The attributes differ too, so that the five stay distinct under NO_COLOR.
 STYLES: dict[Origin, str] = {
@@ -233,7 +293,7 @@ class LivePanel(ClipStates):
         path: the clip that is read first.
         profile: the name shown with the counters.
         keep_caption: the last state includes the caption; otherwise that is left to standard output (:meth:`paint`).
-        verbose: see :class:`~vidspec.display.screen.PanelScreen`.
+        verbose: see :class:`~vidspec.display.panel.PanelScreen`.
     """
 
     frames_per_s = 8

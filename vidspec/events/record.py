@@ -65,7 +65,7 @@ class ModelsRecord(TypedDict, total=False):
 
 
 class VideoRecord(TypedDict, total=False):
-    """Source facts, see :class:`~vidspec.events.source.SourceFacts`, and the frames shown to the models.
+    """Source facts, see :class:`~vidspec.events.events.SourceFacts`, and the frames shown to the models.
 
     ``damage`` lists missing or broken parts of the file; empty unless damage was allowed. ``pixel_aspect``,
     ``transfer``, ``tilt`` and ``clean_aperture`` are there only for video that has them.

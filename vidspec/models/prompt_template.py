@@ -2,19 +2,53 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from vidspec.errors import GenerationError, ModelError
-from vidspec.escaping import VALUE, mark_value
+from vidspec.escaping import VALUE, mark_value, without_marks
 from vidspec.models.chat_template import render_template
-from vidspec.models.control_tokens import ControlTokens
 from vidspec.models.detokenizer import OPENING_TAG
 
 if TYPE_CHECKING:
     from vidspec.models.base import StockTokenizer
     from vidspec.models.request import DialogueTurn
+
+
+class ControlTokens:
+    """The special tokens of a tokenizer as texts spell them, such as ``<|im_end|>`` and the video's placeholder.
+
+    Args:
+        tokenizer: of the model that reads the texts.
+    """
+
+    def __init__(self, tokenizer: StockTokenizer) -> None:
+        self._tokenizer = tokenizer
+        known = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+        longest_first = sorted(filter(str.strip, known), key=len, reverse=True)
+        self._pattern = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+
+    def find(self, text: str) -> str | None:
+        """Return the first control token outside the marked values of a text; None if there is none."""
+        found = self._pattern.search(VALUE.sub("\0", text))
+        return None if found is None else found[0]
+
+    def encode(self, text: str) -> list[int]:
+        """Tokenize a rendered prompt; a control token (partly) in a marked value is the tokens of its letters."""
+        plain, values = "", list[range]()
+        for at, part in enumerate(VALUE.split(text)):  # in turn text of the prompt, and a value
+            begin, plain = len(plain), plain + without_marks(part)
+            if at % 2:
+                values.append(range(begin, len(plain)))
+        ids, done = list[int](), 0
+        for found in self._pattern.finditer(plain) if values else ():
+            if any(found.start() < value.stop and value.start < found.end() for value in values):
+                ids += self._tokenizer.encode(plain[done : found.start()], add_special_tokens=False)
+                ids += self._tokenizer.encode(found[0], add_special_tokens=False, split_special_tokens=True)
+                done = found.end()
+        return ids + self._tokenizer.encode(plain[done:], add_special_tokens=False)  # type: ignore[no-any-return]
 
 
 class ChatMessage(TypedDict):

@@ -95,7 +95,7 @@ class RunPlan:
     @property
     def demo_notes(self) -> list[str]:
         """Warnings about captions of the built-in models; none for other models."""
-        from vidspec.embedded.notes import demo_notes
+        from vidspec.embedded.prompts import demo_notes
 
         return demo_notes(self.profile.models.pair, self.profile.models.target, self.prompts)
 

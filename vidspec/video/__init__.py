@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vidspec.events.source import SourceFacts
+    from vidspec.events.events import SourceFacts
     from vidspec.video.base import Clip, FrameDecoder, Index
     from vidspec.video.probing import probe
     from vidspec.video.reading import read, read_at

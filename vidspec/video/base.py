@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidspec.errors import UsageError
-from vidspec.events.source import SourceFacts
+from vidspec.events.events import SourceFacts
 
 __all__ = [
     "Clip",

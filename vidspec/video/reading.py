@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from vidspec import memory
 from vidspec.channel import has_no_descriptor
 from vidspec.errors import DescriptorError, UsageError, VideoError
-from vidspec.events.source import SourceFacts
+from vidspec.events.events import SourceFacts
 from vidspec.video import sample, sound
 from vidspec.video.base import (
     Clip,

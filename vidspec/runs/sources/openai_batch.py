@@ -12,16 +12,19 @@ import re
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from vidspec.errors import UsageError, VideoError, VidspecError
-from vidspec.models.chat_request import ChatRequest, Media, parse_chat
 from vidspec.runs.access import is_url
 from vidspec.runs.allowance import Allowance
 from vidspec.runs.job import Job, JobOptions, MemberSource
 from vidspec.runs.sources.base import ListOptions, Source, sources
 from vidspec.runs.sources.frames import write_frames
 from vidspec.runs.stores import copy, join_url
+
+if TYPE_CHECKING:
+    from vidspec.models.chat_request import ChatRequest, Media
 
 __all__ = ["BatchSource", "is_batch"]
 
@@ -163,6 +166,8 @@ def _parse_request(row: dict[str, object]) -> ChatRequest:
     Raises:
         VidspecError: it is wrong, or another than a chat's.
     """
+    from vidspec.models.chat_request import parse_chat  # makes models of pydantic: 20 ms
+
     if row.get("method", "POST") != "POST" or row.get("url", ENDPOINT) != ENDPOINT:
         raise VideoError(f"must be POST {ENDPOINT}, not {row.get('method')} {row.get('url')}", kind="unsupported")
     chat = parse_chat(json.dumps(row.get("body")).encode(), lambda name: None)

@@ -15,7 +15,8 @@ from vidspec.config.run_spec import RunSpec
 from vidspec.display.pages.review import write_review
 from vidspec.embedded.samples import shipped
 from vidspec.runs.planning import plan
-from vidspec.runs.review import STATES, CaptionFiles, review_rows
+from vidspec.runs.review import CaptionFiles, review_rows
+from vidspec.runs.store.caption_set import CAPTION_STATES
 from vidspec.serve.config import ServeConfig
 from vidspec.serve.review import FreshCaptions, build_review
 
@@ -143,7 +144,7 @@ def test_a_file_that_changed_meanwhile_is_shown_and_replaced_only_knowingly(tab,
 
 def test_the_page_from_disk_plays_and_cannot_save(tab, files, tmp_path):
     page = tmp_path / "page.html"
-    write_review(page, review_rows(files, lambda _, job: job.path), STATES, "Captions")
+    write_review(page, review_rows(files, lambda _, job: job.path), CAPTION_STATES, "Captions")
     tab.show(page.as_uri())
     tab.until("document.querySelector('video').readyState > 0")
     assert tab.run("[box(clips[0]).readOnly, document.querySelectorAll('[data-do]').length]") == [True, 0]

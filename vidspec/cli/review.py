@@ -74,10 +74,11 @@ def _write(files: CaptionFiles, title: str, output: Path, *, quiet: bool) -> int
     from vidspec.display.pages.page import source_beside
     from vidspec.display.pages.review import write_review
     from vidspec.events.tally import counted
-    from vidspec.runs.review import STATES, review_rows
+    from vidspec.runs.review import review_rows
+    from vidspec.runs.store.caption_set import CAPTION_STATES
 
     rows = review_rows(files, lambda _, job: source_beside(job.path, output))
-    write_review(output, rows, STATES, title)
+    write_review(output, rows, CAPTION_STATES, title)
     if not quiet:
         print_note(f"{output}: {counted(len(rows), 'clip')}, for reading only")
     return 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -27,33 +27,23 @@ from vidspec.runs.planning import RunPlan
 from vidspec.runs.renderers import in_order, make_folder
 from vidspec.runs.run_settings import profile_keys
 from vidspec.runs.sources.base import is_shard
+from vidspec.runs.store.caption_set import CaptionState, caption_state
 from vidspec.runs.store.file_states import ChangedFiles, FileMarks, KnownFiles
 from vidspec.runs.store.journal import Journal, JournalEntry, lock_file
-from vidspec.runs.store.records import FileContent, clip_id, content_of, record_of
+from vidspec.runs.store.records import FileContent, clip_id, record_of
 from vidspec.runs.store.run_lines import CaptionRun
 from vidspec.runs.store.sidecars import JournalFinder, SidecarNames
 from vidspec.runs.stores import is_url
 
 __all__ = [
-    "STATES",
     "CaptionFiles",
     "ChangedOnDiskError",
     "RepeatedRun",
-    "ReviewState",
     "ReviewedClip",
     "check_reviewable",
     "review_rows",
 ]
 
-ReviewState: TypeAlias = Literal["missing", "written", "superseded", "edited", "foreign"]
-#: What each state means.
-STATES: Mapping[str, str] = {
-    "missing": "there is no caption yet",
-    "written": "as a run wrote it",
-    "superseded": "as a run wrote it, but the clip has changed since, or a later run was stopped",
-    "edited": "edited since a run wrote it; runs keep it",
-    "foreign": "written by no run; runs keep it",
-}
 #: Texts that may end a caption file. One of them differs from all that runs wrote, of which a journal knows two.
 _ENDINGS = ("\n", "", "\n\n")
 
@@ -75,7 +65,7 @@ class ReviewedClip:
 
     job: Job
     file: Path
-    state: ReviewState
+    state: CaptionState
     text: str | None
     version: str
     trouble: str = ""
@@ -223,10 +213,7 @@ class CaptionFiles:
         version = hashlib.sha256(content).hexdigest() if content else ""
         parts = {} if mark is None or mark.settings is None else journal.index.parts(clip_id(job), mark.settings)
         entries = in_order(parts)
-        state: ReviewState = "missing" if found == "free" else found
-        earlier = [one.sha256 for one in journal.index.marks.of(file) if one is not mark]
-        if found == "written" and (version in earlier or not all(_is_of(entry, job) for entry in entries)):
-            state = "superseded"
+        state = caption_state(file, found, journal.index.marks.of(file), entries)
         record = None
         try:
             with checking_records("review"):
@@ -347,11 +334,3 @@ def _record_of_file(entries: Sequence[JournalEntry]) -> RecordDict | None:
 def _content(file: Path) -> bytes:
     """Return the bytes of a caption file; none if there is no file."""
     return read_whole(file, LONGEST_PROMPT, str(file)) if os.path.lexists(file) else b""
-
-
-def _is_of(entry: JournalEntry, job: Job) -> bool:
-    """Return True if a record is of the clip's present content; a hash is computed only where times differ."""
-    known = entry.content
-    return known.same(content_of(job.path)) or (
-        known.sha256 is not None and known.same(content_of(job.path, checksum=True))
-    )

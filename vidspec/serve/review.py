@@ -21,7 +21,8 @@ from vidspec.display.pages.review import render_review
 from vidspec.errors import UsageError, VidspecError
 from vidspec.escaping import HALF_CHARACTER
 from vidspec.runs.executors.local import caption_locally
-from vidspec.runs.review import STATES, CaptionFiles, ChangedOnDiskError, RepeatedRun, ReviewedClip, review_rows
+from vidspec.runs.review import CaptionFiles, ChangedOnDiskError, RepeatedRun, ReviewedClip, review_rows
+from vidspec.runs.store.caption_set import CAPTION_STATES
 from vidspec.serve.config import ApiError, ServeConfig
 from vidspec.serve.guard import guarded
 
@@ -88,7 +89,7 @@ class _Review:
     async def page(self, _request: Request) -> Response:
         """Return the page of all clips as they are now."""
         rows = await asyncio.to_thread(lambda: review_rows(self._files, lambda number, _: f"clips/{number}"))
-        page = render_review(rows, STATES, self._title, live=True)
+        page = render_review(rows, CAPTION_STATES, self._title, live=True)
         return HTMLResponse(page, headers=HEADERS)
 
     async def video(self, request: Request) -> Response:

@@ -29,11 +29,19 @@ from vidspec.runs.store.records import clip_id, content_of
 from vidspec.runs.store.run_lines import CaptionRun
 from vidspec.runs.store.segment_videos import SegmentVideos, shared_end
 
-__all__ = ["CAPTION_STATES", "CaptionEntry", "CaptionSet", "CaptionState", "HeldRecords", "MarkedFiles"]
+__all__ = [
+    "CAPTION_STATES",
+    "CaptionEntry",
+    "CaptionSet",
+    "CaptionState",
+    "HeldRecords",
+    "MarkedFiles",
+    "caption_state",
+]
 
 CaptionState: TypeAlias = Literal["written", "edited", "foreign", "superseded", "missing", "failed"]
 #: What each state of a caption means.
-CAPTION_STATES: Mapping[CaptionState, str] = {
+CAPTION_STATES: Mapping[str, str] = {
     "missing": "there is no caption yet",
     "failed": "captioning failed; there is no caption",
     "written": "as a run wrote it",
@@ -281,22 +289,13 @@ class CaptionSet(Sequence[CaptionEntry]):
             if mark.settings not in (settings or mark.settings, entry.settings):
                 continue
             state = self.files.state(file)
-            if state == "free":
-                found = file, "missing"
-            elif state == "written" and (self._is_earlier(file, mark) or not _is_present(entry)):
-                found = file, "superseded"
-            else:
-                found = file, state
+            others = [one for marks in self.files.journals for one in marks.of(file) if one is not mark]
+            found = file, caption_state(file, state, [*others, mark], [entry])
             if state in ("edited", "foreign"):
                 return found
         if segment is None and found is None and (kept := self._kept.get(entry.clip)) is not None:
             found = kept[1:] if settings is None or kept[2] == "foreign" else None
         return found
-
-    def _is_earlier(self, file: Path, mark: FileMark) -> bool:
-        """Return True if a file is as a run wrote it before its last mark, after which a run was stopped."""
-        earlier = [one for marks in self.files.journals for one in marks.of(file) if one.sha256 != mark.sha256]
-        return bool(earlier) and hashlib.sha256(file.read_bytes()).hexdigest() in {one.sha256 for one in earlier}
 
     def _records(self) -> Mapping[str, _Captionings]:
         """Return the records that count, by clip."""
@@ -403,6 +402,26 @@ def _entry(held: _Held, record: RecordDict | None, run: CaptionRun | None) -> Ca
     place = (0.0, float("inf")) if held.record is None else (held.record.start, held.record.end)
     segments = None if held.record is None or held.segment is None else held.record.segments
     return CaptionEntry(held.clip, held.path, *place, held.segment, segments, record, run, held.file, text, held.state)
+
+
+def caption_state(
+    file: Path, state: FileState, marks: Sequence[FileMark], entries: Iterable[JournalEntry]
+) -> CaptionState:
+    """Return the state of the caption in a file.
+
+    Args:
+        file: the file.
+        state: of the file.
+        marks: its marks, the last one at the end.
+        entries: the records that it shows by that mark.
+    """
+    if state == "free":
+        return "missing"
+    if state != "written":
+        return state
+    earlier = {one.sha256 for one in marks} - {marks[-1].sha256}  # after its last mark a run was stopped
+    is_earlier = bool(earlier) and hashlib.sha256(file.read_bytes()).hexdigest() in earlier
+    return "superseded" if is_earlier or not all(map(_is_present, entries)) else "written"
 
 
 def _is_present(entry: JournalEntry) -> bool:

@@ -98,10 +98,6 @@ class JournalIndex:
         """Return the records of a clip under these settings, by segment (None for the whole clip)."""
         return self._parts.get(clip, {}).get(settings, {})
 
-    def latest_settings(self, clip: str) -> str | None:
-        """Return the settings under which a clip was captioned last; None if it was not."""
-        return next(reversed(self._parts.get(clip, {})), None)
-
     def other_settings_count(self, settings: Collection[str]) -> int:
         """Return the number of records made under other settings than these."""
         named = (item for by_settings in self._parts.values() for item in by_settings.items())

@@ -93,6 +93,28 @@ def test_options_are_refused_by_the_call_in_words_of_python(clips, options, mess
     assert str(error.value).startswith(message) and not FakeCaptioner.made
 
 
+LONE = "caf\udce9"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[(name, LONE) for name in ("template", "prompt", "rewrite", "style", "name", "column")],
+        *[(name, ["What moves?", LONE]) for name in ("prompt", "turn", "allow_urls")],
+        *[(name, LONE) for name in ("system", "target")],
+        ("overrides", {"generate.prompt": LONE}),
+    ],
+)
+def test_text_that_is_not_utf8_is_refused_as_on_the_command_line(clips, name, value):
+    with pytest.raises(UsageError, match="^[a-z_.]+: holds bytes that are not UTF-8") as caught:
+        vidspec.run(clips, **{name: value})
+    assert caught.value.message.startswith("generate.prompt:" if name == "overrides" else f"{name}:")
+
+
+def test_names_of_files_may_have_any_bytes(clips):
+    assert len(list(vidspec.run(clips, output=f"{LONE}.jsonl"))) == 3 and Path(f"{LONE}.jsonl").exists()
+
+
 def test_no_clip_and_an_unknown_value_are_refused_by_the_call(clips):
     with pytest.raises(UsageError, match="there is no video to caption"):
         vidspec.run(clips, include="*.mkv")

@@ -393,11 +393,11 @@ def test_a_full_disk_is_one_line(command):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="closes a file descriptor in a shell")
-@pytest.mark.parametrize("command", ["profiles", "--version"])
+@pytest.mark.parametrize("command", ["profiles", "--version", "caption --help", "profiles --format json"])
 def test_a_closed_standard_output(command):
-    words = ["sh", "-c", 'exec "$0" -m vidspec "$1" >&-', sys.executable, command]
+    words = ["sh", "-c", f'exec "$0" -m vidspec {command} >&-', sys.executable]
     ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (4, "", "error: standard output is closed\n")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="closes file descriptors in a shell")

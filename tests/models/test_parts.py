@@ -84,7 +84,7 @@ def test_a_model_in_parts(family, capfd):
         state = engine.prefill(prefix, 8, taps)
         passed = forward(engine, state, [30, 41, 77])
         pooled = model.encode(shown, pooled=True).features
-        seen.append([state.logits, *passed, taps.attention_scores, *taps.states.values(), pooled])
+        seen.append([state.logits, passed.logits, passed.hidden, taps.attention_scores, *taps.states.values(), pooled])
     for ours, theirs in zip(*seen, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=3e-5)  # weights of a model in parts have one layout
     assert capfd.readouterr().err.count("meta device") == 0

@@ -37,6 +37,8 @@ from vidspec.cli import (
 from vidspec.cli.keys import spell_flags
 from vidspec.cli.options import Command, Group, LongHelp
 from vidspec.cli.printed import FULL, events_on_stderr, print_error
+from vidspec.config.run_spec import require_text
+from vidspec.config.sections import Flag
 from vidspec.errors import LostOutputError, UsageError, VidspecError
 from vidspec.escaping import HALF_CHARACTER, escape_text
 from vidspec.signals import ending_of, raise_on_signals
@@ -148,7 +150,7 @@ def _run(application: typer.Typer, name: str, args: list[str]) -> int:
         _require_text(application, args)
         with raise_on_signals():
             code = application(args=args, prog_name=name, standalone_mode=False)
-        if sys.stdout is not None:  # None if it was closed before the start
+        if sys.stdout is not None:
             sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except VidspecError as error:
@@ -191,10 +193,6 @@ def _require_folder() -> None:
         raise UsageError(f"the current folder: {error.strerror}", hint="change to one that exists") from None
 
 
-#: Metavars of options that name files, which may have any bytes.
-_NAMES_FILES = re.compile(r"(?<!@)\b(FILE|DIR|FOLDER|GLOB)\b")
-
-
 def _require_text(application: typer.Typer, args: Sequence[str]) -> None:
     """Refuse bytes that are not UTF-8 in values of options, as a script saved as Latin-1 has, except names of files.
 
@@ -210,7 +208,7 @@ def _require_text(application: typer.Typer, args: Sequence[str]) -> None:
             break
         command = inner
     texts = {
-        spelling: _NAMES_FILES.search(getattr(one, "metavar", None) or "") is None
+        spelling: not Flag(metavar=getattr(one, "metavar", None)).names_files
         for one in command.params
         for spelling in one.opts
         if not getattr(one, "is_flag", False)
@@ -219,7 +217,7 @@ def _require_text(application: typer.Typer, args: Sequence[str]) -> None:
         before, arg = args[number - 1] if number else "", args[number]
         spelling = next((one for one in (arg.partition("=")[0], arg[:2], before) if one in texts), "")
         if texts.get(spelling) and "--" not in args[:number]:
-            raise UsageError(f"{spelling}: holds bytes that are not UTF-8", hint="save the script as UTF-8")
+            require_text(spelling, arg)
 
 
 def _discard_stdout() -> None:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from threading import RLock
 from typing import TYPE_CHECKING, TextIO, cast
 
+from vidspec.errors import LostOutputError
 from vidspec.escaping import json_text, one_line
 from vidspec.events.wrapping import terminal_columns, wrap_text
 
@@ -39,11 +40,26 @@ class _LossyFile(io.FileIO):
             return memoryview(data).nbytes
 
 
+class _ClosedOutput(io.TextIOBase):
+    """Standard output that was closed before the start: whatever is printed ends the command."""
+
+    closed = True
+
+    def write(self, text: str, /) -> int:
+        raise LostOutputError("standard output is closed")
+
+    def flush(self) -> None:
+        pass
+
+    def isatty(self) -> bool:
+        return False
+
+
 def complete_streams() -> None:
     """Open closed standard streams of the process on the null device, and let standard error lose lines.
 
     Standard error loses them if it is full or its reader has gone. Without open streams the first file that a run opens
-    would get the descriptor, and messages of libraries. ``sys.stdout`` stays None if it was closed.
+    would get the descriptor, and messages of libraries. A closed ``sys.stdout`` refuses what is printed.
     """
     for descriptor in range(3):
         try:
@@ -52,6 +68,8 @@ def complete_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor
     if sys.stdin is None:
         sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
+    if sys.stdout is None:
+        sys.stdout = cast("TextIO", _ClosedOutput())
     if sys.stderr is None or not sys.stderr.isatty():
         file = io.BufferedWriter(_LossyFile(2, "w", closefd=False))
         sys.stderr = io.TextIOWrapper(file, errors="backslashreplace", line_buffering=True)

@@ -22,6 +22,7 @@ from vidspec.config.prompts import style_schema
 from vidspec.config.sections import Flag, GenerateSection, ModelsSection, VideoSection
 from vidspec.config.values import parse_seconds, parse_time
 from vidspec.errors import UsageError, option, spell_argument
+from vidspec.escaping import HALF_CHARACTER
 from vidspec.registry import key, nearest
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "parse_batch",
     "parse_segment",
     "parse_size",
+    "require_text",
     "spell_keyword",
     "split_keywords",
 ]
@@ -354,6 +356,9 @@ class RunSpec(BaseModel):
         for name in ("output", "output_dir", "cut", "name"):
             if getattr(self, name) == "":
                 raise UsageError(f"{option(name)}: is empty")
+        for name, value in self:
+            if not _declared(name).names_files:
+                require_text(option(name), *(value if isinstance(value, tuple) else (value,)))
         self._check_prompts()
         parse_batch(self.batch)
         parse_segment(self.segment)
@@ -404,6 +409,16 @@ class RunSpec(BaseModel):
             raise UsageError(f"{option('rewrite', '@')}: names no file", hint=option("rewrite", "@shorter.txt"))
         if any(not turn.strip() for turn in self.turn):
             raise UsageError(f"{option('turn')}: is empty", hint=option("turn", "What happens then?"))
+
+
+def require_text(name: str, *values: object) -> None:
+    """Refuse bytes that are not UTF-8, as a script saved as Latin-1 has: lone surrogates in texts.
+
+    Raises:
+        UsageError: begins with ``name``.
+    """
+    if any(isinstance(value, str) and HALF_CHARACTER.search(value) for value in values):
+        raise UsageError(f"{name}: holds bytes that are not UTF-8", hint="save the script as UTF-8")
 
 
 #: Fields of which only one may be given.
@@ -466,8 +481,12 @@ def spell_keyword(name: str, value: object) -> str:
 
 def flag_of(name: str) -> str:
     """Return the option of a field: ``--max-fetch``."""
-    flag = next((one for one in RunSpec.model_fields[name].metadata if isinstance(one, Flag)), Flag())
+    flag = _declared(name)
     return flag.names[0] if flag.names else f"--{name.replace('_', '-')}"
+
+
+def _declared(name: str) -> Flag:
+    return next((one for one in RunSpec.model_fields[name].metadata if isinstance(one, Flag)), Flag())
 
 
 def parse_size(text: str, origin: str) -> int:

@@ -7,6 +7,7 @@ keys`` follow from it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from vidspec.config.schema import Profile
 
 __all__ = ["Flag", "GenerateSection", "ModelsSection", "Section", "VideoSection", "WorkersSection"]
+
+_NAMES_FILES = re.compile(r"(?<!@)\b(FILE|DIR|FOLDER|GLOB|PATH)\b")
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,11 @@ class Flag:
     panel: str | None = None
     names: tuple[str, ...] = ()
     variable: str | None = None
+
+    @property
+    def names_files(self) -> bool:
+        """True if its value names files, which may have any bytes."""
+        return _NAMES_FILES.search(self.metavar or "") is not None
 
 
 class Section(BaseModel):

@@ -99,6 +99,8 @@ def describe_error(error: ValidationError) -> tuple[str, str]:
     if first["type"] == "combination":
         return "", first["msg"]
     key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "string_unicode":
+        return key, "holds bytes that are not UTF-8"
     given = "" if first["type"] in ("name", "file", "missing") else f", not {_shortened_repr(first['input'])}"
     text = first["msg"].replace("Input should be", "must be").replace("String should", "must")
     return key, f"{text[:1].lower()}{text[1:]}{given}"

@@ -106,7 +106,7 @@ LONE = "caf\udce9"
     ],
 )
 def test_text_that_is_not_utf8_is_refused_as_on_the_command_line(clips, name, value):
-    with pytest.raises(UsageError, match="^[a-z_.]+: holds bytes that are not UTF-8") as caught:
+    with pytest.raises(UsageError, match=r"^[a-z_.]+: holds bytes that are not UTF-8") as caught:
         vidspec.run(clips, **{name: value})
     assert caught.value.message.startswith("generate.prompt:" if name == "overrides" else f"{name}:")
 

@@ -416,8 +416,6 @@ def test_what_does_not_go_together(settings, message):
         ({"dflash_config": heads.SELECTOR}, None, "candidate_selector.hidden_projection.weight is not in its files"),
         ({"dflash_config": heads.CONVOLUTIONS}, None, "layers.0.attention_conv.base_kernel is not in its files"),
         ({"dflash_config": {"conv_kernel_size": 2, "conv_group_size": 24}}, None, "conv_group_size 24 does not divide"),
-        ({"dflash_config": {"fc_layernorm": True}}, None, "its config has fc_layernorm, which is not known"),
-        ({"sink_bias": 1}, None, "its config has sink_bias, which is not known"),
         ({"dflash_config": {"mask_token_id": 10**6}}, None, "its mask token 1000000 is not one of"),
         ({"dflash_config": {"mask_token_id": None}}, None, r"its mask token <\|MASK\|> is not one of"),
         ({"dflash_config": {"target_layer_ids": [0, 2, 4]}}, None, "reads states of block 4 of a target that has 4"),
@@ -435,6 +433,13 @@ def test_heads_that_are_refused(pairs, tmp_path, settings, change, message):
     folder = heads.save(tmp_path, heads.config(pair.kind, **settings), weights)
     with pytest.raises(ModelError, match=message):
         dflash.load_block_head(str(folder), pair.target, PLACE)
+
+
+def test_keys_that_are_not_read_are_told_in_one_note(pairs, tmp_path):
+    pair = pairs()
+    settings = heads.config(pair.kind, sink_bias=1, dflash_config={"fc_layernorm": True, "gate": False})
+    head = dflash.load_block_head(str(heads.save(tmp_path, settings, heads.tensors())), pair.target, PLACE)
+    assert head.notes == (f"{tmp_path}: keys of its config that are not read: fc_layernorm, sink_bias",)
 
 
 @pytest.mark.full
@@ -501,7 +506,7 @@ def test_the_config_of_a_published_head_of_the_second_version():
     }
     config, settings = dflash_checkpoint.block_config("head", given)
     assert (settings.size, settings.kernel, settings.kernel_group) == (8, 2, 16)
-    assert (settings.rank, settings.candidates, settings.mask) == (256, 16, 248070)
+    assert (settings.rank, settings.candidates, settings.mask, settings.notes) == (256, 16, 248070, ())
     assert settings.both_ways == {0, 1, 2, 3, 4} and sliding_windows(config) == (2048,) * 5
 
 

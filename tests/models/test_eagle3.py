@@ -148,7 +148,8 @@ def test_positions_count_on_as_many_axes_as_the_config_has(tmp_path, target):
             lambda w: w | {"input_norm.weight": torch.ones(9)},
             r"input_norm.weight has the shape",
         ),
-        ({"mixes_depths": [2]}, lambda w: w, r"its config says mixes_depths: \[2\], which is not supported"),
+        ({"parallel_drafting": True}, lambda w: w, "its config says parallel_drafting: true"),
+        ({"is_causal": False}, lambda w: w, "its config says is_causal: false"),
         ({"eagle_config": {"use_mtp_layernorm": True}}, lambda w: w, "its config says use_mtp_layernorm: true"),
     ],
 )
@@ -156,6 +157,12 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, target, settings, change, m
     with pytest.raises(ModelError, match=message) as caught:
         load(tmp_path, target, config(KIND, **settings), change(tensors(KIND)))
     assert caught.value.message.startswith(f"{tmp_path}: ")
+
+
+def test_keys_that_are_not_read_are_told_in_one_note(tmp_path, target):
+    own = {"speculators_version": "0.9", "mixes_depths": [2], "eagle_config": {"gate": 1}, "image_token_id": None}
+    head = load(tmp_path, target, config(KIND, **own), tensors(KIND))
+    assert head.notes == (f"{tmp_path}: keys of its config that are not read: gate, mixes_depths",)
 
 
 def test_files_that_are_missing_or_broken(tmp_path, target):

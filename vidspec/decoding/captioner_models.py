@@ -176,6 +176,7 @@ def notes_on(setup: DecodingSetup) -> tuple[str, ...]:
     """Return notes for the user on the loaded models, a line each."""
     models = [engine.model for engine in (setup.target, setup.draft) if engine is not None]
     lines: list[str | None] = [note for model in models for note in model.notes]
+    lines += [] if setup.head is None else setup.head.model.notes
     target = setup.target.model
     lines.append(unread_note(target.name, target.model.generation_config))
     if setup.drafter is not None:

@@ -6,8 +6,9 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from vidspec.errors import ModelError, VidspecError
 from vidspec.models.base import StockConfig, families
@@ -37,6 +38,11 @@ LARGEST_SIZES: Mapping[str, int] = {
 }
 #: Kinds of heads, as their configs' ``architectures`` and the drafters name them, and in words.
 HEADS = {"eagle3": "EAGLE-3", "dflash": "DFlash"}
+#: Keys of any head's config that describe no computation, or are other names of those of a block.
+_BOOKKEEPING = (
+    *("auto_map", "is_decoder", "rope_scaling", "rope_theta", "torch_dtype"),
+    *("speculators_config", "speculators_model_type", "speculators_version"),
+)
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -255,3 +261,18 @@ def _has_file(source: str, name: str) -> bool:
         return optional_file(source, name) is not None
     except (OSError, VidspecError):
         return False
+
+
+def unread_keys_note(name: str, parts: Iterable[Mapping[str, Any]], read: Collection[str]) -> tuple[str, ...]:
+    """Return the note on keys of a head's config that are not read; empty without any.
+
+    Args:
+        name: of the head.
+        parts: its config, and the sections that are read in it.
+        read: keys that are read beside those of its blocks.
+    """
+    import transformers
+
+    known = {*read, *transformers.Qwen3Config().to_dict(), *_BOOKKEEPING}
+    unread = {key for part in parts for key, value in part.items() if key not in known and value not in (None, False)}
+    return (f"{name}: keys of its config that are not read: {', '.join(sorted(unread))}",) if unread else ()

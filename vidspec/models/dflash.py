@@ -338,7 +338,7 @@ class BlockHead(Head):
         target: VideoLanguageModel,
         device: torch.device,
     ) -> None:
-        self.name, self.target, self.device = name, target, device
+        self.name, self.target, self.device, self.notes = name, target, device, settings.notes
         self.vocabulary, self.tokens = target.vocabulary, torch.arange(target.vocabulary)
         self.size, self.first, self.most = settings.size, settings.first, settings.most
         self.markov, self.confident = settings.markov > 0, settings.confidence

@@ -17,38 +17,14 @@ import torch
 from vidspec.engine.rotary import STATIC_ROPE, mrope_sections
 from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig
+from vidspec.models.checkpoint_config import unread_keys_note
 from vidspec.models.video_language_model import VideoLanguageModel
 
 #: Kinds of Markov heads (DSpark, arXiv 2607.05147).
 MarkovKind: TypeAlias = Literal["vanilla", "gated", "rnn"]
 
-#: Keys of a config that are read or have no effect on a draft, apart from those of ``Qwen3Config`` below.
-_KNOWN = frozenset(
-    {
-        *("architectures", "auto_map", "attention_dropout", "block_size", "bos_token_id", "causal", "dflash_config"),
-        *("dtype", "eos_token_id", "final_logit_softcapping", "initializer_range", "input_embedding_scale"),
-        *("is_causal", "mask_token", "mask_token_id", "max_window_layers", "model_type", "num_target_layers"),
-        *(
-            "output_multiplier",
-            "pad_token_id",
-            "quantization_config",
-            "target_layer_ids",
-            "tie_word_embeddings",
-            "torch_dtype",
-        ),
-        *("transformers_version", "use_cache", "conv_kernel_size", "conv_group_size"),
-        *("selector_rank", "selector_top_k", "sample_from_anchor", "draft_vocab_size", "markov_rank"),
-        *("markov_head_type", "enable_confidence_head", "confidence_head_with_markov"),
-    }
-)
-_QWEN3 = frozenset(
-    {
-        *("attention_bias", "head_dim", "hidden_act", "hidden_size", "intermediate_size", "layer_types"),
-        *("max_position_embeddings", "num_attention_heads", "num_hidden_layers", "num_key_value_heads"),
-        *("rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "sliding_window", "use_sliding_window"),
-        "vocab_size",
-    }
-)
+#: Keys of ``Qwen3Config`` that do not describe the blocks.
+_NOT_OF_BLOCKS = {"architectures", "dtype", "max_window_layers", "model_type", "transformers_version"}
 #: Kinds of block heads of ``speculators``, with the defaults of their configs.
 _SPECULATORS: Mapping[str, Mapping[str, Any]] = {
     "dflash": {},
@@ -84,6 +60,7 @@ class BlockSettings(NamedTuple):
         confidence, confidence_markov: has a confidence head; which also reads the Markov embedding.
         one_axis: trained with one position per row, whatever ``mrope_section`` says.
         scaled: reads embeddings as the target scales them, and logits as its output head caps them.
+        notes: the note on keys of the config that are not read; empty without any.
     """
 
     size: int
@@ -106,6 +83,7 @@ class BlockSettings(NamedTuple):
     confidence_markov: bool = False
     one_axis: bool = False
     scaled: bool = True
+    notes: tuple[str, ...] = ()
 
     @property
     def most(self) -> int:
@@ -121,7 +99,7 @@ def block_config(name: str, given: Mapping[str, Any]) -> tuple[StockConfig, Bloc
         given: its config.json.
 
     Raises:
-        ModelError: it is not a block head, or has a key that is not known.
+        ModelError: it is not a block head.
     """
     import transformers
 
@@ -135,12 +113,8 @@ def block_config(name: str, given: Mapping[str, Any]) -> tuple[StockConfig, Bloc
             hint="--draft takes the head of the target, with draft.kind: dflash",
             kind="unreadable",
         )
-    unknown = [
-        key for key, value in {**given, **own}.items() if key not in _KNOWN | _QWEN3 and value not in (None, False)
-    ]
-    if unknown:
-        raise ModelError(f"{name}: its config has {unknown[0]}, which is not known", kind="unreadable")
-    blocks_of = {key: value for key, value in given.items() if key in _QWEN3 and value is not None}
+    of_blocks = {*transformers.Qwen3Config().to_dict(), "rope_scaling", "rope_theta"} - _NOT_OF_BLOCKS
+    blocks_of = {key: value for key, value in given.items() if key in of_blocks and value is not None}
     for key in ("rope_scaling", "rope_parameters"):
         if isinstance(rope := blocks_of.get(key), dict) and (rope.get("rope_type") or rope.get("type")) == "mrope":
             blocks_of[key] = {**{k: v for k, v in rope.items() if k != "type"}, "rope_type": "default"}
@@ -148,7 +122,10 @@ def block_config(name: str, given: Mapping[str, Any]) -> tuple[StockConfig, Bloc
         blocks_of.setdefault("use_sliding_window", True)  # without it Qwen3Config drops the window
     config = transformers.Qwen3Config(**blocks_of)
 
+    read = {"dflash_config", "quantization_config"}
+
     def key_of(key: str, default: Any = None) -> Any:
+        read.add(key)
         found = own.get(key, given.get(key))
         return default if found is None else found
 
@@ -161,7 +138,7 @@ def block_config(name: str, given: Mapping[str, Any]) -> tuple[StockConfig, Bloc
     kind = str(key_of("markov_head_type", "vanilla"))
     if kind not in get_args(MarkovKind):
         raise ModelError(f"{name}: its markov_head_type {kind} is not one of {', '.join(get_args(MarkovKind))}")
-    return config, BlockSettings(
+    settings = BlockSettings(
         size=int(key_of("block_size", 16)),
         mask=None if key_of("mask_token_id") is None else int(key_of("mask_token_id")),
         mask_token=str(key_of("mask_token", "<|MASK|>")),
@@ -183,6 +160,7 @@ def block_config(name: str, given: Mapping[str, Any]) -> tuple[StockConfig, Bloc
         one_axis=one_axis,
         scaled=not one_axis,
     )
+    return config, settings._replace(notes=unread_keys_note(name, [given, own], read))
 
 
 def _speculators_config(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,14 +176,14 @@ def _speculators_config(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
             hint="an EAGLE-3 head needs draft.kind: eagle3" if kind == "eagle3" else "name a head of another kind",
             kind="unreadable",
         )
-    layers = {key: value for key, value in given.get("transformer_layer_config", {}).items() if key in _QWEN3}
-    own = {key: value for key, value in given.items() if key in _KNOWN and key not in ("architectures", "dtype")}
+    elsewhere = {"architectures", "aux_hidden_state_layer_ids", "dtype", "sliding_window_non_causal"}
+    own = {key: value for key, value in given.items() if key not in {*elsewhere, "transformer_layer_config"}}
     ids = given.get("aux_hidden_state_layer_ids")
     if not ids:
         raise ModelError(f"{name}: its config has no aux_hidden_state_layer_ids", kind="unreadable")
     non_causal = given.get("sliding_window_non_causal", kind == "dflash2")
     return {
-        **layers,
+        **given.get("transformer_layer_config", {}),
         **_SPECULATORS[kind],
         **own,
         "block_size": given.get("block_size", 8),

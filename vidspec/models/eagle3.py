@@ -218,11 +218,12 @@ def load_eagle3(name: str, target: VideoLanguageModel, where: Placement) -> Eagl
         given = json.loads(weight_file(source, "config.json").read_text(encoding="utf-8"))
         weights = {canonical_key(key): tensor for key, tensor in read_head_tensors(name, source, given).items()}
         given.pop("quantization_config", None)  # the weights are plain numbers now
-        if "fc.weight" in weights:  # else it is no head, which is said below
-            check_keys(name, given)
+        notes = check_keys(name, given) if "fc.weight" in weights else ()  # else it is no head, which is said below
         config = head_config(given)
     except ModelError:
         raise
     except Exception as error:  # from the hub, broken JSON or safetensors, or values of the config
         raise load_error(name, error) from error
-    return Eagle3Head(name, config, weights, target, where.device)
+    head = Eagle3Head(name, config, weights, target, where.device)
+    head.notes = notes
+    return head

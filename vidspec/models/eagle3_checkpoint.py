@@ -13,8 +13,7 @@ The states are the inputs of blocks 2, n // 2 and n - 3 of the target's n, unles
 
 EAGLE-3.1 and ``speculators`` add norms, read as vLLM and SGLang do: ``norm_before_fc`` an RMSNorm over the concatenated
 states (``input_norm``), ``fc_norm`` one for each of them (``fc_norm.0`` and so on), both before ``fc``; with
-``norm_output`` the state of the next step is the one after ``norm``. A config with a key that is neither read nor known
-to change nothing is refused.
+``norm_output`` the state of the next step is the one after ``norm``.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ import torch
 from vidspec.engine.rotary import STATIC_ROPE, mrope_sections
 from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig
+from vidspec.models.checkpoint_config import unread_keys_note
 from vidspec.models.video_language_model import VideoLanguageModel
 
 #: Projections of the attention, in order of use.
@@ -43,71 +43,10 @@ _REQUIRED_TENSORS = (
     *(f"midlayer.self_attn.{name}.weight" for name in PROJECTIONS),
     *(f"midlayer.mlp.{name}.weight" for name in ("gate_proj", "up_proj", "down_proj")),
 )
-#: Keys of a config that are read.
-_READ = frozenset(
-    [
-        "attention_bias",
-        "draft_vocab_size",
-        "eagle_aux_hidden_state_layer_ids",
-        "eagle_config",
-        "fc_norm",
-        "head_dim",
-        "hidden_act",
-        "hidden_size",
-        "intermediate_size",
-        "layer_types",
-        "max_window_layers",
-        "mlp_bias",
-        "norm_before_fc",
-        "norm_before_residual",
-        "norm_output",
-        "num_attention_heads",
-        "num_hidden_layers",
-        "num_key_value_heads",
-        "return_hidden_post_norm",
-        "rms_norm_eps",
-        "rope_parameters",
-        "rope_scaling",
-        "rope_theta",
-        "sliding_window",
-        "transformer_layer_config",
-        "use_aux_norm",
-        "use_sliding_window",
-        "vocab_size",
-    ]
-)
-#: Keys that change nothing that is computed here: shapes that the tensors have, ids of the target, training.
-_IRRELEVANT = frozenset(
-    [
-        "_name_or_path",
-        "architectures",
-        "attention_dropout",
-        "auto_map",
-        "bos_token_id",
-        "dtype",
-        "embed_requires_grad",
-        "eos_token_id",
-        "image_token_id",
-        "initializer_range",
-        "is_decoder",
-        "max_position_embeddings",
-        "modal_type",
-        "model_type",
-        "num_aux_hidden_states",
-        "pad_token_id",
-        "pretraining_tp",
-        "speculators_config",
-        "speculators_version",
-        "target_hidden_size",
-        "target_model_type",
-        "tie_word_embeddings",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-        "video_token_id",
-        "vision_end_token_id",
-        "vision_start_token_id",
-    ]
+#: Keys of a head's own that are read, beside those of its block.
+_OWN = (
+    *("draft_vocab_size", "eagle_aux_hidden_state_layer_ids", "eagle_config", "fc_norm", "mlp_bias", "norm_before_fc"),
+    *("norm_before_residual", "norm_output", "return_hidden_post_norm", "use_aux_norm", "transformer_layer_config"),
 )
 #: Keys that are read with one value only.
 _FIXED = {
@@ -135,23 +74,21 @@ def canonical_key(key: str) -> str:
     return f"midlayer.{key.removeprefix('layers.0.')}" if key.startswith("layers.0.") else key
 
 
-def check_keys(name: str, given: Mapping[str, Any]) -> None:
-    """Refuse a head's config with a key whose effect is not known here.
+def check_keys(name: str, given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Refuse values of a head's config that change its computation and are not computed here.
+
+    Returns:
+        The note on keys that are not read; empty without any.
 
     Raises:
         ModelError: naming the first one.
     """
-    import transformers
-
-    known = _READ | _IRRELEVANT | transformers.PretrainedConfig().to_dict().keys()
-    for part in (given, given.get("transformer_layer_config") or {}, given.get("eagle_config") or {}):
-        for key in sorted(part.keys() - known):
-            if key not in _FIXED or part[key] != _FIXED[key]:
-                raise ModelError(
-                    f"{name}: its config says {key}: {json.dumps(part[key])[:80]}, which is not supported",
-                    hint="if that changes nothing in the head, take the key out of its config.json",
-                    kind="unreadable",
-                )
+    parts = [given, given.get("transformer_layer_config") or {}, given.get("eagle_config") or {}]
+    for part in parts:
+        for key in part.keys() & _FIXED:
+            if part[key] != _FIXED[key]:
+                raise ModelError(f"{name}: its config says {key}: {json.dumps(part[key])[:80]}", kind="unreadable")
+    return unread_keys_note(name, parts, {*_OWN, *_FIXED})
 
 
 def head_config(given: dict[str, Any]) -> StockConfig:

@@ -142,9 +142,11 @@ class Head(ABC):
         tokens: (vocabulary,) the target's id of each.
         blocks: target blocks whose input it reads; the number of blocks stands for the input of the final norm.
         one_axis: True if it was trained with one position per row, although its config may have sections of M-RoPE.
+        notes: lines for users on what was not read of it.
     """
 
     one_axis = False
+    notes: tuple[str, ...] = ()
     name: str
     target: VideoLanguageModel
     device: torch.device

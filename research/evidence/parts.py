@@ -138,6 +138,18 @@ PARTS: tuple[Part, ...] = (
         tried=False,
     ),
     Part(
+        "real-language",
+        "Drafts on real language",
+        "A target whose language model is SmolLM2-135M (`make real-text`), which sees nothing; the subject comes with "
+        "the prompt. *Equal*: captions with the token ids of plain decoding of the clip alone. `suffix` and `hybrid` "
+        "remember the captions before. `self-int8` drafts five tokens a round, and so does the copy in "
+        "the hybrids, whose windows lookup continues; these do not follow measured times, those of `suffix` do. No "
+        "EAGLE-3 and no block head exists for this target. There are no columns of speed: the machine had other work; "
+        "without `--counters` the command measures them too.",
+        ("research.studies.real_language --counters --subjects {subjects} --tokens {tokens} --json {json}",),
+        tried=False,
+    ),
+    Part(
         "frames",
         "Reading frames",
         "32 frames of drawn files, a keyframe every 10 s, each reading in a process of its own that has read another "

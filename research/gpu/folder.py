@@ -214,7 +214,7 @@ def _at_once(
     names: tuple[str, str], profile: str, captioner: Captioner, clips: Mapping[str, Clip], batch: int
 ) -> AtOnce:
     begun, tokens = time.perf_counter(), 0
-    with closing(captioner.client.serve(ReadyClips(clips), batch=batch)) as news:
+    with closing(captioner.client.serve(ReadyClips.of(clips), batch=batch)) as news:
         for _, one in news:
             if isinstance(one, Exception):
                 raise one

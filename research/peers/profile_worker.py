@@ -105,7 +105,7 @@ class ProfileContenderWorker:
         """Return tokens and seconds of decoding alone; see :class:`~research.peers.steady.SteadyRate`."""
         rates = []
         for group in (clips[first : first + batch] for first in range(0, len(clips), batch)):
-            arrivals = ReadyClips({path: self.captioner.client.inputs.read(path) for path in group})
+            arrivals = ReadyClips.of({path: self.captioner.client.inputs.read(path) for path in group})
             rate = SteadyRate(len(group))
             for key, event in self.captioner.client.serve(arrivals, batch=batch):
                 if isinstance(event, Exception):

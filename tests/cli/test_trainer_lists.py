@@ -183,6 +183,7 @@ def test_a_list_of_a_finished_folder_captions_nothing(vidspec, reviewed, out):
     command = ("caption", "k", "--format", "musubi", "-o", out)
     dry = vidspec(*command, "--dry-run")
     assert "3 clips: 0 to caption" in dry.err and not Path(out).exists()
+    assert "1 not to be captioned, whose files are kept (--overwrite captions them for this file)" in dry.err
     for text in ("edited by eye", "edited again"):
         Path("k/a.txt").write_text(text)
         ran = vidspec(*command)

@@ -92,7 +92,7 @@ def _print_clips(plan: RunPlan) -> int:
     rest = {
         "done before": tally.earlier,
         "failed before (--retry-failed tries them again)": tally.earlier_failed,
-        "not to be captioned, whose files are kept (--existing replace replaces those that no run wrote)": tally.kept,
+        f"not to be captioned, whose files are kept ({store.kept_hint})": tally.kept,
         "unreadable": len(errors),
     }
     counts += [f"{count} {what}" for what, count in rest.items() if count]

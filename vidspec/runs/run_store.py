@@ -114,6 +114,13 @@ class RunStore:
         states += [self._beside.state(job)] if self._beside is not None else []
         return any(state in ("edited", "foreign") for state in states)
 
+    @property
+    def kept_hint(self) -> str:
+        """What captions the clips whose files are kept."""
+        if self._beside is not None:
+            return "--overwrite captions them for this file"
+        return "--existing replace replaces those that no run wrote"
+
     def captions(self, *, settings: Mapping[str, str] | None = None) -> CaptionSet:
         """Return what is known of the captions of the run's journal, with the texts that hold now.
 

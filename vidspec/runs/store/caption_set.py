@@ -123,10 +123,6 @@ class MarkedFiles:
             found = _nearest(path, self._unnamed.get(stem, ()))
         return [*found.items()]
 
-    def is_marked(self, path: Path) -> bool:
-        """Return True if a run wrote this file, whatever it holds now."""
-        return any(marks.of(path) for marks in self.journals)
-
     def state(self, path: Path) -> FileState:
         """Return the state of a file."""
         return file_state(path, self.journals)

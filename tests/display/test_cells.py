@@ -19,12 +19,3 @@ def test_every_raster_of_every_frame():
     shown = [cells.of(frame, layer).tolist() for frame in (0, 1) for layer in cells.layers]
     assert shown == [[[False, True, False]], [[True]], [[False] * 3], [[True]]]
     assert [cells.levels(1, layer)[0].tolist() for layer in cells.layers] == [[[6, 7, 8]], [[9]]]
-
-
-def test_shares_by_frame_leave_separators_out():
-    assert cells_of(SEEN).frame_shares == [2 / 3, 1 / 3]
-
-
-def test_none_kept():
-    none = Prefilled(9, 9, (), (), (), 0.0, (2, 2, 3), CELLS)
-    assert cells_of(none).frame_shares == [0.0, 0.0]

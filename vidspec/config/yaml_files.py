@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from vidspec.errors import UsageError
 
-#: Bytes of a file, and depth of nested mappings and lists; a packaged profile has at most 600 bytes and depth two.
-LONGEST, DEEPEST = 256 << 10, 32
+#: Most bytes of a file; a packaged profile has at most 600.
+LONGEST = 256 << 10
 #: Characters of an invalid value that a message quotes.
 REPEATED = 80
 
@@ -23,19 +23,13 @@ class _RepeatedKeyError(yaml.MarkedYAMLError):
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader of plain values: refuses aliases (a few lines can expand to gigabytes), deep nesting and repeated keys."""
-
-    depth = 0
+    """Loader of plain values: refuses aliases (a few lines can expand to gigabytes) and repeated keys."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            raise self._error("aliases are not supported; write the value again")
-        self.depth += 1
-        if self.depth > DEEPEST:
-            raise self._error(f"nested more than {DEEPEST} deep")
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem="aliases are not supported; write the value again", problem_mark=mark)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         seen = set()
@@ -46,17 +40,13 @@ class _Loader(yaml.SafeLoader):
             seen.add(key)
         return super().construct_mapping(node, deep)
 
-    def _error(self, problem: str) -> yaml.MarkedYAMLError:
-        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-        return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
-
 
 def read_yaml(path: Path, error: type[UsageError] = UsageError) -> object:
     """Read the document in a file.
 
     Raises:
         UsageError: of type ``error``: the file cannot be read, is not UTF-8 or not YAML, sets a key twice, uses
-            aliases, or exceeds :data:`LONGEST` or :data:`DEEPEST`.
+            aliases, is nested too deeply, or exceeds :data:`LONGEST`.
     """
     try:
         with path.open("rb") as file:
@@ -74,7 +64,7 @@ def read_yaml(path: Path, error: type[UsageError] = UsageError) -> object:
         if isinstance(why, _RepeatedKeyError):
             raise error(f"{path}:{where} {why.problem}", hint="YAML keeps the last; leave one out") from None
         raise error(f"{path}:{where} not YAML: {getattr(why, 'problem', None) or why}") from None
-    except ValueError as why:  # a date with a 13th month, a number of thousands of digits
+    except (ValueError, RecursionError) as why:  # a 13th month, a number of thousands of digits, hundreds of levels
         raise error(f"{path}: holds a value that cannot be read: {why}") from None
 
 

@@ -70,13 +70,6 @@ class Cells:
         """Return the (rows, columns) ranks over one frame for each signal."""
         return [ranks[frame][layer.place] for ranks in self.ranks]
 
-    @property
-    def frame_shares(self) -> list[float]:
-        """Share of the kept tokens in each frame; zeros if none are kept."""
-        counts = self.kept.sum((1, 2))
-        found: list[float] = (counts / max(1, counts.sum())).tolist()
-        return found
-
 
 @lru_cache(maxsize=4)  # the panel is redrawn many times a second
 def cells_of(seen: Prefilled) -> Cells:

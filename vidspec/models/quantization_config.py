@@ -85,23 +85,6 @@ def without_quantization(config: StockConfig) -> StockConfig:
     return config
 
 
-def method_description(settings: QuantizationConfig) -> str:
-    """Describe the method in words, such as ``gptq, 4 bits, groups of 128``."""
-    method, args = str(settings.get("quant_method")), _weight_args(settings)
-    bits = args.get("num_bits") or (4 if settings.get("load_in_4bit") else 8)
-    words = [method] if method == "fp8" else [method, f"FP{bits}" if args.get("type") == "float" else f"{bits} bits"]
-    if (format_ := settings.get("format") or "")[2:5] == "fp4":
-        words = [method, format_[:5].upper()]
-    if method == "modelopt":
-        words = [method, _algorithm(settings)]
-    group, block = args.get("group_size"), block_shape(settings)
-    if block:
-        words.append(f"blocks of {' x '.join(map(str, block))}")
-    elif group and group > 0:
-        words.append(f"groups of {group}")
-    return ", ".join(words)
-
-
 def check_method(name: str, settings: QuantizationConfig) -> None:
     """Refuse a checkpoint of an unsupported method.
 

@@ -49,10 +49,6 @@ class TargetDefault(NamedTuple):
     gain: float
     bytes: int | None
 
-    @property
-    def is_copy(self) -> bool:
-        return self.draft.startswith("self-")
-
 
 @cache
 def _table() -> Mapping[str, Any]:

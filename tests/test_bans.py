@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, LogitsProcessor, LogitsProcessorList
 
+from research.stock_inputs import stock_inputs
 from tests.checkpoints import copy_checkpoint
 from tests.decoding.workers.pairs import CLIPS, named_requests
 from tests.model_pairs import PLACE, Pair, pair_checkpoints
@@ -69,7 +70,7 @@ class Banning(Pair):
         pixels = self.target.preprocess(captioner.client.inputs.read(CLIPS[clip]))
         prefix = self.target.prefix(self.target.encode(pixels), captioner.client.profile.generate.prompt)
         ids = self.stock.generate(
-            **self.target.stock_inputs(pixels, prefix),
+            **stock_inputs(self.target, pixels, prefix),
             max_new_tokens=TOKENS,
             do_sample=False,
             logits_processor=LogitsProcessorList([Known(self.target.vocabulary)]),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, LogitsProcessor, LogitsProcessorList
 
+from research.stock_inputs import stock_inputs
 from tests.decoding.workers.pairs import CLIP, CLIPS
 from tests.model_pairs import Pair, pair_checkpoints
 from tests.ready_clips import read_requests, serve_captions
@@ -77,7 +78,7 @@ class Constrained(Pair):
         prefix = self.target.prefix(self.target.encode(pixels), captioner.client.profile.generate.prompt)
         mask = OwnMask(wrap_tokenizer(self.target.tokenizer, self.target.eos), prefix.length)
         ids = self.stock.generate(
-            **self.target.stock_inputs(pixels, prefix),
+            **stock_inputs(self.target, pixels, prefix),
             max_new_tokens=TOKENS,
             do_sample=False,
             repetition_penalty=penalty,

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, LogitsProcessor, LogitsProcessorList
 
+from research.stock_inputs import stock_inputs
 from tests.acceptance.sequences import SIGNIFICANCE, exact_distribution, p_value
 from tests.checkpoints import copy_checkpoint
 from tests.checkpoints.readable import tokenizer
@@ -306,7 +307,7 @@ class Repeating(Pair):
         if "presence_penalty" in wanted:
             more.append(Presence(wanted["presence_penalty"], prefix.length))
         ids = self.stock.generate(
-            **self.target.stock_inputs(pixels, prefix),
+            **stock_inputs(self.target, pixels, prefix),
             max_new_tokens=TOKENS,
             do_sample=False,
             repetition_penalty=wanted.get("repetition_penalty", 1.0),

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from research.stock_inputs import stock_inputs
 from vidspec import video
 from vidspec.bench.loaded import LoadedModels
 from vidspec.bench.turns import ContenderFailed
@@ -132,7 +133,7 @@ class GeneratePeer:
         pixels = adapter.preprocess(clip)
         paused = time.perf_counter()
         # Encoding gives the number of visual tokens; ``generate`` encodes again, in its own time.
-        inputs = adapter.stock_inputs(pixels, adapter.prefix(adapter.encode(pixels), generate.prompt, generate.system))
+        inputs = stock_inputs(adapter, pixels, adapter.prefix(adapter.encode(pixels), generate.prompt, generate.system))
         begun += time.perf_counter() - paused
         options: dict[str, object] = {}
         if self.name == "generate-assisted":

@@ -17,6 +17,7 @@ from research.peers.answering import Functions, serve_functions
 from research.peers.generate import PeerFailed, generate_batch, read_frames
 from research.peers.recorded import read_ahead, write_captions
 from research.peers.steady import SteadyRate
+from research.stock_inputs import stock_inputs
 from vidspec.config import labels
 from vidspec.config.profiles import Profile
 from vidspec.engine.device import peak_bytes
@@ -101,8 +102,8 @@ class GenerateContender:
         if pixels.grid not in self._shapes:
             self._shapes[pixels.grid] = self.target.encode(pixels)
         seen = replace(self._shapes[pixels.grid], seconds=pixels.seconds)
-        found: dict[str, torch.Tensor] = self.target.stock_inputs(
-            pixels, self.target.prefix(seen, generate.prompt, generate.system)
+        found: dict[str, torch.Tensor] = stock_inputs(
+            self.target, pixels, self.target.prefix(seen, generate.prompt, generate.system)
         )
         return found
 

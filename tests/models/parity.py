@@ -2,6 +2,7 @@
 
 import torch
 
+from research.stock_inputs import stock_inputs
 from tests.engine.passing import forward
 from tests.models.closeness import assert_close
 from tests.ready_clips import read_requests, serve_captions
@@ -22,7 +23,7 @@ class ParityCase:
         self.engine = Engine(model)
         self.seen = model.encode(pixels)
         self.prefix = model.prefix(self.seen, prompt)
-        self.inputs = model.stock_inputs(pixels, self.prefix)
+        self.inputs = stock_inputs(model, pixels, self.prefix)
 
     def prefill(self, prefix=None):
         return self.engine.prefill(self.prefix if prefix is None else prefix, room=32)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from research.stock_inputs import stock_inputs
 from tests.checkpoints import checkpoint
 from tests.checkpoints.llava import IMAGE_SIZE, PATCH, SIDE, LlavaKind, adapter, clip, stock, tokenizer
 from tests.checkpoints.llava_onevision import causal
@@ -44,7 +45,7 @@ class LlavaCase(ParityCase):
     @torch.inference_mode()
     def expected(self, new=(), **options):
         """Logits (L + n, V) of the stock model's own forward pass over prompt and new tokens."""
-        inputs = self.model.stock_inputs(self.pixels, self.prefix)
+        inputs = stock_inputs(self.model, self.pixels, self.prefix)
         ids = torch.cat([inputs.pop("input_ids"), torch.tensor([list(new)], dtype=torch.long)], dim=1)
         del inputs["attention_mask"]
         return self.stock(input_ids=ids, use_cache=False, **inputs, **options).logits[0, :, : self.model.vocabulary]
@@ -130,7 +131,7 @@ def test_taps_see_the_stock_models_attention(plain):
     reference = stock(plain.kind, "eager")
     with torch.inference_mode():
         out = reference(
-            **plain.model.stock_inputs(plain.pixels, plain.prefix), output_attentions=True, output_hidden_states=True
+            **stock_inputs(plain.model, plain.pixels, plain.prefix), output_attentions=True, output_hidden_states=True
         )
     weights = torch.stack([layer[0].mean(0)[rows][:, visual].mean(0) for layer in out.attentions]).mean(0)
     torch.testing.assert_close(taps.attention_scores, weights, rtol=0, atol=1e-5)
@@ -158,7 +159,7 @@ def test_visual_tokens():
     cells = [(t, r, c) for t in range(FRAMES) for r in range(SIDE) for c in range(SIDE)]
     assert list(zip(visual.frame.tolist(), visual.row.tolist(), visual.column.tolist(), strict=True)) == cells
     assert not visual.required.any() and case.seen.grid == (FRAMES, SIDE, SIDE)
-    inputs = case.model.stock_inputs(case.pixels, case.prefix)
+    inputs = stock_inputs(case.model, case.pixels, case.prefix)
     features = torch.cat(list(case.stock.get_image_features(inputs["pixel_values"]).pooler_output))
     assert_close(case.prefix.embeds[0, visual.index], features)
 

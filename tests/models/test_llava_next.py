@@ -8,6 +8,7 @@ import torch
 from transformers.image_processing_utils import select_best_resolution
 from transformers.models.llava_next.modeling_llava_next import unpad_image
 
+from research.stock_inputs import stock_pixels
 from tests.checkpoints.llava import IMAGE_SIZE, PATCH, RESOLUTIONS, SIDE, LlavaKind, adapter, clip, stock
 from tests.models.test_llava import mute
 from vidspec.models.tiles import best_resolution, unpadded_cells
@@ -44,7 +45,7 @@ def test_unpadding_is_the_librarys():
 def test_tokens_are_the_stock_models(model, size):
     pixels = model.preprocess(clip(2, *size))
     seen = model.encode(pixels)
-    inputs = model.stock_pixels(pixels)
+    inputs = stock_pixels(model, pixels)
     expected = stock(KIND).get_image_features(**inputs).pooler_output
     torch.testing.assert_close(seen.features, torch.cat(list(expected)), rtol=0, atol=1e-4)
     newline = (seen.row < 0).nonzero()[:, 0]

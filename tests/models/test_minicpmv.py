@@ -69,7 +69,7 @@ def compare(recorded):
     for name, (count, height, width, settings) in CASES.items():
         model = object.__new__(BareMiniCPM)
         model.frame_rule, model.rules = rule_of(settings), PixelRules(448, 448)
-        inputs = model._tower_inputs(model.preprocess(Clip.of(frames(name), range(count))))
+        inputs = model.tower_inputs(model.preprocess(Clip.of(frames(name), range(count))))
         assert inputs["target_sizes"].tolist() == recorded[f"{name}_sizes"].tolist()
         views = model.frame_rule.views(height, width)
         assert [list(views.slices)] * count == recorded[f"{name}_grids"].tolist()

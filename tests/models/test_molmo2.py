@@ -74,7 +74,7 @@ def compare(recorded):
     for name, (count, *_) in CASES.items():
         model = object.__new__(BareMolmo)
         model.patch, model.pool, model.square = 14, (3, 3), PixelRules(378, 378, mode="bilinear")
-        inputs = model._tower_inputs(model.preprocess(Clip.of(frames(name), list(range(count)))))
+        inputs = model.tower_inputs(model.preprocess(Clip.of(frames(name), list(range(count)))))
         values = inputs["pixel_values_videos"].numpy()
         apart = np.abs(values.reshape(-1)[::STEP] - recorded[name])
         assert apart.max() < 2.01 / 255 and (apart > 1e-5).mean() < 0.01

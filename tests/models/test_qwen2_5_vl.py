@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 from transformers.video_utils import VideoMetadata
 
+from research.stock_inputs import stock_inputs
 from tests.checkpoints.qwen import (
     PATCH,
     QWEN25,
@@ -138,7 +139,7 @@ def test_templates(model):
 def test_stock_inputs(model):
     shown = pixels(model)
     prefix = model.prefix(model.encode(shown), PROMPT)
-    inputs = model.stock_inputs(shown, prefix)
+    inputs = stock_inputs(model, shown, prefix)
     assert inputs["video_grid_thw"].tolist() == [list(shown.grid)]
     assert inputs["second_per_grid_ts"].tolist() == pytest.approx([0.7])
     assert (inputs["mm_token_type_ids"][0] == 2).nonzero()[:, 0].tolist() == prefix.visual.index.tolist()

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from research.stock_inputs import stock_inputs
 from tests.checkpoints.qwen import DEEPSTACK, QWEN3, UNIT, QwenKind, adapter, pixels, stock
 from vidspec.engine.forward import Engine
 from vidspec.models.preprocess_qwen import patches
@@ -94,4 +95,4 @@ def test_deepstack_enters_the_first_blocks_alone(model, prefix):
 
 def test_stock_inputs_have_no_times(model, prefix):
     """This family reads them as text."""
-    assert "second_per_grid_ts" not in model.stock_inputs(pixels(model), prefix)
+    assert "second_per_grid_ts" not in stock_inputs(model, pixels(model), prefix)

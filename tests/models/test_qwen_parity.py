@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from research.stock_inputs import stock_inputs
 from tests.checkpoints import checkpoint
 from tests.checkpoints.llava_onevision import as_masks, causal
 from tests.checkpoints.qwen import CLASSES, QWEN2, QWEN3, QWEN25, QwenKind, adapter, pixels, stock, tokenizer
@@ -316,7 +317,7 @@ def test_saved_and_loaded(family):
     shown = pixels(target)
     prefix = target.prefix(target.encode(shown), PROMPT)
     with torch.inference_mode():
-        expected = stock(kinds["target"])(**target.stock_inputs(shown, prefix)).logits[0, -1, :size]
+        expected = stock(kinds["target"])(**stock_inputs(target, shown, prefix)).logits[0, -1, :size]
     assert_close(Engine(target).prefill(prefix, 4).logits, expected)
     foreign = loading.load_model(str(checkpoint(family, corpus=9)), place)
     with pytest.raises(ModelError, match="different tokenizers") as caught:

@@ -8,6 +8,7 @@ import torch
 from transformers.models.video_llama_3.processing_video_llama_3 import VideoLlama3Processor
 from transformers.video_utils import VideoMetadata
 
+from research.stock_inputs import stock_pixels
 from tests.checkpoints.video_llama_3 import adapter, stock
 from tests.models.closeness import assert_close
 from tests.models.parity import PROMPT, ParityCase, check_chunks, check_decoders, check_generate, check_rollback
@@ -73,7 +74,7 @@ def test_without_compression_all_tokens_stay(case):
     model = adapter()
     model.compresses = False
     seen = model.encode(case.pixels)
-    assert len(seen) == 60 and "video_compression_mask" not in model.stock_pixels(case.pixels, case.prefix)
+    assert len(seen) == 60 and "video_compression_mask" not in stock_pixels(model, case.pixels, case.prefix)
 
 
 def test_decoding(case):

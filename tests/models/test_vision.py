@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from research.stock_inputs import stock_pixels
 from tests.checkpoints import llava, llava_onevision, qwen
 from tests.checkpoints.qwen import QWEN2, QWEN3, QWEN25
 from vidspec.models import vision
@@ -61,7 +62,7 @@ class TowerCase:
             return [found.pooler_output[0], *(level[0] for level in getattr(found, "deepstack_features", ()))]
         if self.onevision:
             return [self.stock.get_video_features(pixels.values[None]).pooler_output[0]]
-        return [torch.cat(list(self.stock.get_image_features(**self.model.stock_pixels(pixels)).pooler_output))]
+        return [torch.cat(list(self.stock.get_image_features(**stock_pixels(self.model, pixels)).pooler_output))]
 
 
 FAMILIES = [QWEN2, QWEN25, QWEN3, "llava", "llava_next", "llava_onevision"]

@@ -2,6 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from research.stock_inputs import stock_inputs
 from vidspec import video
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
@@ -29,7 +30,7 @@ def prefill():
     Engine(model).prefill(prefix, 4, taps)
     return SimpleNamespace(
         model=model,
-        inputs=model.stock_inputs(pixels, prefix),
+        inputs=stock_inputs(model, pixels, prefix),
         prefix=prefix,
         taps=taps,
         signals=make_signals(prefix, taps),

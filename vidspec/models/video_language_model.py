@@ -170,15 +170,6 @@ class VideoLanguageModel:
         """
         return torch.arange(len(token_ids), device=self.device)[None], len(token_ids)
 
-    def stock_inputs(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
-        """Return the arguments of the stock ``forward`` and ``generate`` for the same prompt."""
-        ids = prefix.token_ids[None]
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **self.stock_pixels(pixels, prefix)}
-
-    def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
-        """Return the family's part of :meth:`stock_inputs`."""
-        return {"pixel_values_videos": pixels.on(self.device, self.vision_dtype)[None]}
-
     def preprocess(self, clip: Clip) -> Pixels:
         """Return the input of the vision tower, and of the audio tower if there is one."""
         raise NotImplementedError

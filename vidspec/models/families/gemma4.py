@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, VisionOutput, families
+from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
 from vidspec.models.frame_rules import TokenGrid
 from vidspec.models.preprocess import MODES, PixelRules, ProcessorConfig, pool_features, resize_to_square
 from vidspec.models.video_language_model import VideoLanguageModel
@@ -91,9 +91,3 @@ class Gemma4(VideoLanguageModel):
         place = torch.arange(values.shape[1], device=self.device)
         width = columns * self.pool
         return values, torch.stack([place % width, place // width], -1).expand(frames, -1, -1)
-
-    def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
-        values, places = self.patches(pixels)
-        token_types = 2 * (prefix.token_ids[None] == self.visual_id).long()
-        extra = {"num_frames_per_video": torch.tensor([len(values)]), "mm_token_type_ids": token_types}
-        return {"pixel_values_videos": values, "video_position_ids": places, **extra}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, VisionOutput, families
+from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
 from vidspec.models.frame_rules import FrameRule, SquareFrames
 from vidspec.models.preprocess import ImageRules, ProcessorConfig, pool_features, resize_and_crop
 from vidspec.models.video_language_model import VideoLanguageModel
@@ -97,7 +97,7 @@ class Llava(VideoLanguageModel):
         """Run :meth:`projected` on some frames in one pass."""
         projector = self.model.model.multi_modal_projector
         with calls_of(projector) as calls:
-            self.model.get_image_features(**self.stock_pixels(pixels))
+            self.model.get_image_features(**self.tower_inputs(pixels))
         tower, features = calls[0]
         if not pooled:
             return features, self.side
@@ -105,5 +105,5 @@ class Llava(VideoLanguageModel):
         halved = pool_features(tower[:, extra:].unflatten(1, (self.side, self.side)))
         return projector(torch.cat([tower[:, :extra], halved.flatten(1, 2)], dim=1)), halved.shape[1]
 
-    def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt | None = None) -> dict[str, object]:
+    def tower_inputs(self, pixels: Pixels) -> dict[str, object]:
         return {"pixel_values": pixels.on(self.device, self.vision_dtype)}

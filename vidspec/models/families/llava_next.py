@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, VisionOutput, families
+from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
 from vidspec.models.families.llava import VICUNA, Llava
 from vidspec.models.frame_rules import FrameRule, TiledFrames
 from vidspec.models.preprocess import ProcessorConfig, cut_tiles
@@ -50,10 +50,10 @@ class LlavaNext(Llava):
         (height, width), seconds = clip.frames.shape[1:3], tuple(float(t) for t in clip.timestamps)
         return Pixels(shown, (len(shown), height, width), seconds, rules=self.rules.pixels)
 
-    def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt | None = None) -> dict[str, object]:
+    def tower_inputs(self, pixels: Pixels) -> dict[str, object]:
         frames, height, width = pixels.grid
         sizes = torch.tensor([[height, width]], device=self.device).repeat(frames, 1)
-        return {**super().stock_pixels(pixels), "image_sizes": sizes}
+        return {**super().tower_inputs(pixels), "image_sizes": sizes}
 
     @torch.inference_mode()
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:

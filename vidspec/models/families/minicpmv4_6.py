@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from vidspec.errors import ModelError
-from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, VisionOutput, families
+from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
 from vidspec.models.frame_rules import SlicedFrames
 from vidspec.models.preprocess import PixelRules, ProcessorConfig, channels_first, pool_features, resize
 from vidspec.models.tiles import Size
@@ -120,7 +120,7 @@ class MiniCPMV46(VideoLanguageModel):
 
     def _chunk(self, pixels: Pixels, pooled: bool) -> tuple[torch.Tensor, list[Size]]:
         """Encode some frames to (N, hidden); also return the rows and columns of tokens of each view."""
-        merger, inputs = self.model.model.merger, self._tower_inputs(pixels)
+        merger, inputs = self.model.model.merger, self.tower_inputs(pixels)
         with calls_of(merger) as calls:
             features = self.model.get_image_features(**inputs, downsample_mode=self.mode).pooler_output
         sizes = inputs["target_sizes"] // self.window
@@ -134,17 +134,13 @@ class MiniCPMV46(VideoLanguageModel):
             features = merger(torch.cat([cells.flatten(0, 1) for cells in halved])[None], sizes)
         return torch.cat(list(features)), [(rows // 2, columns // 2) for rows, columns in sizes.tolist()]
 
-    def _tower_inputs(self, pixels: Pixels) -> dict[str, torch.Tensor]:
+    def tower_inputs(self, pixels: Pixels) -> dict[str, torch.Tensor]:
         frames, height, width = pixels.grid
         whole, (down, across), each = self.frame_rule.views(height, width)
         patch, values = self.frame_rule.patch, pixels.on(self.device, self.vision_dtype)
         sizes = torch.tensor([whole, *[each] * (down * across)], dtype=torch.int32) // patch
         rows = values.unflatten(1, (3, patch, patch)).permute(1, 2, 0, 3).flatten(2)
         return {"pixel_values": rows[None], "target_sizes": sizes.repeat(frames, 1)}
-
-    def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
-        inputs = {f"{name}_videos": value for name, value in self._tower_inputs(pixels).items()}
-        return {**inputs, "downsample_mode": self.mode}
 
 
 def _layout(whole: Size, each: Size, slices: Size) -> tuple[tuple[Size, ...], torch.Tensor]:

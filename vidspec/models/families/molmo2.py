@@ -115,7 +115,7 @@ class Molmo2(VideoLanguageModel):
 
     def _chunk(self, pixels: Pixels, pooled: bool) -> torch.Tensor:
         """Encode some frames to (N, hidden)."""
-        projector, inputs = self.model.model.multi_modal_projector, self._tower_inputs(pixels)
+        projector, inputs = self.model.model.multi_modal_projector, self.tower_inputs(pixels)
         with calls_of(projector) as calls:
             features: torch.Tensor = self.model.get_video_features(**inputs).pooler_output[0]
         if not pooled:
@@ -124,7 +124,7 @@ class Molmo2(VideoLanguageModel):
         index = pooling_index(pixels.grid[0], halved.shape[1], self.pool).to(self.device)
         return projector(halved.flatten(1, 2), index).last_hidden_state  # type: ignore[no-any-return]
 
-    def _tower_inputs(self, pixels: Pixels) -> dict[str, torch.Tensor]:
+    def tower_inputs(self, pixels: Pixels) -> dict[str, torch.Tensor]:
         frames, side, _ = pixels.grid
         cells = pixels.on(self.device, self.vision_dtype).unflatten(3, (side, -1)).unflatten(2, (side, -1))
         grid = [frames, *(-(-side // size) for size in self.pool)]
@@ -138,11 +138,6 @@ class Molmo2(VideoLanguageModel):
         prefix = super()._embed_prompt(token_ids, rows, vision)
         seen = torch.isin(prefix.token_ids.cpu(), self._marks).nonzero()[:, 0]
         return replace(prefix, bidirectional=seen.to(self.device))
-
-    def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
-        kinds = torch.zeros_like(prefix.token_ids)
-        kinds[prefix.bidirectional] = 1
-        return {**self._tower_inputs(pixels), "mm_token_type_ids": kinds[None]}
 
 
 def _pool_of(processor: ProcessorConfig) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, VisionOutput, families
+from vidspec.models.base import StockConfig, VisionOutput, families
 from vidspec.models.families.qwen2_5_vl import CHAT_TEMPLATE as QWEN_TEMPLATE
 from vidspec.models.families.qwen2_5_vl import seconds_per_step
 from vidspec.models.memory_estimate import BUDGET
@@ -134,16 +134,6 @@ class Qwen25Omni(AudioVisualQwen):
             len(token_ids), rows, self._audio_rows(token_ids, vision, rows), vision, self.times
         )
         return positions[:, None].to(self.device), following
-
-    def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
-        given = super().stock_pixels(pixels, prefix)
-        del given["mm_token_type_ids"]
-        given["video_second_per_grid"] = given.pop("second_per_grid_ts")
-        if pixels.sound is not None:
-            spectrum = pixels.sound[None].to(self.device, self.vision_dtype)
-            given |= {"input_features": spectrum, "use_audio_in_video": True}
-            given["feature_attention_mask"] = torch.ones_like(spectrum[:, 0], dtype=torch.long)
-        return given
 
 
 @dataclass(frozen=True)

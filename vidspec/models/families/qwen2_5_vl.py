@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, StockModel, VisionOutput, families
+from vidspec.models.base import Pixels, StockConfig, StockModel, VisionOutput, families
 from vidspec.models.frame_rules import FrameRule
 from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, ProcessorConfig, pool_features
 from vidspec.models.preprocess_qwen import GridRules, patches
@@ -148,18 +148,6 @@ class Qwen25VL(VideoLanguageModel):
         if self.step_positions is not None:
             return self.step_positions
         return float(self.model.config.vision_config.tokens_per_second) * seconds_per_step(seconds)
-
-    def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
-        token_types = torch.zeros_like(prefix.token_ids)
-        token_types[prefix.visual.index] = 2  # 0 text, 1 image, 2 video
-        inputs: dict[str, object] = {
-            "mm_token_type_ids": token_types[None],
-            "pixel_values_videos": pixels.on(self.device, self.vision_dtype),
-            "video_grid_thw": torch.tensor([pixels.grid], device=self.device),
-        }
-        if self.step_positions is None:
-            inputs["second_per_grid_ts"] = torch.tensor([seconds_per_step(pixels.seconds)], device=self.device)
-        return inputs
 
 
 def mrope(length: int, rows: torch.Tensor, vision: VisionOutput | None, interval: float) -> tuple[torch.Tensor, int]:

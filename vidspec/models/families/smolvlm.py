@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, StockModel, VisionOutput, families
+from vidspec.models.base import Pixels, StockConfig, StockModel, VisionOutput, families
 from vidspec.models.frame_rules import FrameRule, SquareFrames
 from vidspec.models.preprocess import PixelRules, ProcessorConfig, channels_first, pool_features, resize
 from vidspec.models.video_language_model import VideoLanguageModel
@@ -119,9 +119,6 @@ class SmolVLM(VideoLanguageModel):
         side = -(-halved.shape[1] // self.scale) * self.scale
         index = torch.arange(side, device=halved.device).clamp(max=halved.shape[1] - 1)
         return connector(halved[:, index][:, :, index].flatten(1, 2)).flatten(0, 1)  # type: ignore[no-any-return]
-
-    def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
-        return {"pixel_values": pixels.on(self.device, self.vision_dtype)[None]}
 
 
 def size_by_longest(height: int, width: int, longest: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, VisionOutput, families
+from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
 from vidspec.models.families.qwen2_5_vl import Qwen25VL
 from vidspec.models.preprocess import ProcessorConfig, pool_features
 from vidspec.models.preprocess_qwen import GridRules
@@ -87,13 +87,13 @@ class VideoLlama3(Qwen25VL):
         frames, rows, columns = pixels.grid
         sides, projector = (rows // self.merge, columns // self.merge), self.model.model.projector
         with calls_of(projector) as calls:
-            features = self.model.model.get_video_features(*self._tower_inputs(pixels).values()).pooler_output[0]
+            features = self.model.model.get_video_features(*self.tower_inputs(pixels).values()).pooler_output[0]
         if not pooled:
             return [features], sides
         halved = pool_features(calls[0][0].view(frames, *sides, -1))
         return [projector(halved.flatten(0, 2))], (halved.shape[1], halved.shape[2])
 
-    def _tower_inputs(self, pixels: Pixels) -> dict[str, object]:
+    def tower_inputs(self, pixels: Pixels) -> dict[str, object]:
         return {
             "pixel_values_videos": pixels.on(self.device, self.vision_dtype),
             "video_grid_thw": torch.tensor([pixels.grid], device=self.device),
@@ -105,7 +105,3 @@ class VideoLlama3(Qwen25VL):
     ) -> tuple[torch.Tensor, float]:
         """Return positions on one axis."""
         return VideoLanguageModel.positions(self, token_ids, vision, rows)
-
-    def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
-        mask = {"video_compression_mask": self.changed(pixels).flatten()} if self.compresses else {}
-        return {**self._tower_inputs(pixels), **mask}

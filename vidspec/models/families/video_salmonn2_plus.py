@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from vidspec.errors import ModelError
-from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, VisionOutput, families
+from vidspec.models.base import StockConfig, VisionOutput, families
 from vidspec.models.families.qwen2_5_vl import seconds_per_step
 from vidspec.models.preprocess import ProcessorConfig
 from vidspec.models.preprocess_qwen import GridRules
@@ -80,9 +80,6 @@ class VideoSalmonn2Plus(AudioVisualQwen):
         audio = self._audio_rows(token_ids, vision, rows)
         positions, following = salmonn_positions(len(token_ids), rows, audio, vision)
         return positions[:, None].to(self.device), following
-
-    def stock_pixels(self, pixels: Pixels, prefix: EmbeddedPrompt) -> dict[str, object]:
-        raise ModelError(f"{self.name}: transformers has no code for a video_SALMONN2_plus", kind="family")
 
 
 def audio_per_step(audio: int, seconds: Sequence[float]) -> list[int]:

@@ -1,7 +1,6 @@
 """Models that are named in late 2026, by what their configs say: supported, or refused with the nearest."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -45,20 +44,18 @@ def written(folder, config):
 
 @pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(
-    ("config", "family", "decoder"),
+    ("config", "family"),
     [
-        (MIMO, "qwen2_5_vl", "fused"),
-        (MARLIN, "qwen3_5", "stock"),
-        (PUBLISHED["Qwen/Qwen3-Omni-30B-A3B-Instruct"]["config"], "qwen3_omni_moe", "stock"),
-        (PUBLISHED["allenai/Molmo2-4B"]["config"], "molmo2", "fused"),
-        (PUBLISHED["openbmb/MiniCPM-V-4.6"]["config"], "minicpmv4_6", "stock"),
+        (MIMO, "qwen2_5_vl"),
+        (MARLIN, "qwen3_5"),
+        (PUBLISHED["Qwen/Qwen3-Omni-30B-A3B-Instruct"]["config"], "qwen3_omni_moe"),
+        (PUBLISHED["allenai/Molmo2-4B"]["config"], "molmo2"),
+        (PUBLISHED["openbmb/MiniCPM-V-4.6"]["config"], "minicpmv4_6"),
     ],
 )
-def test_supported_by_layout(tmp_path, config, family, decoder):
+def test_supported_by_layout(tmp_path, config, family):
     found = inspect(written(tmp_path, config))
-    assert (found.family, found.decoder) == (family, decoder)
-    rows = [dict(replace(found, name=name).rows())["family"] for name in (found.name, "org/my-finetune")]
-    assert rows == [f"{family}, supported", f"{family}, supported by its layout; this name is not listed"]
+    assert found.family == family and found.parameters > 0
 
 
 def test_code_of_its_own_is_named_with_the_nearest(tmp_path):

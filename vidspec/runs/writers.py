@@ -29,7 +29,7 @@ class StdoutLines:
     """
 
     def __init__(self, *, prose: bool = False) -> None:
-        if sys.stdout is None or sys.stdout.closed:
+        if sys.stdout is None or getattr(sys.stdout, "closed", False):
             raise LostOutputError("standard output is closed", hint="name a file with --output")
         self._stream = sys.stdout
         self._wrap = WordWrap(terminal_columns(self._stream)) if prose and self._stream.isatty() else None

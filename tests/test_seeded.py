@@ -55,17 +55,17 @@ def crossed(profiles):
 @pytest.fixture
 def rests(monkeypatch):
     """Call it with a seed: from then on drafts propose nothing in about every second round."""
-    check = prefill.check_drafter
+    begin = prefill._begin_drafting
 
     def force(seed):
         drawn = random.Random(seed)
 
-        def opened(sequence, drafter):
-            propose = check(sequence, drafter).propose
+        def begun(sequence, drafter):
+            propose = drafter.propose
             drafter.propose = lambda gamma: propose(gamma * drawn.randrange(2))
-            return drafter
+            return begin(sequence, drafter)
 
-        monkeypatch.setattr(prefill, "check_drafter", opened)
+        monkeypatch.setattr(prefill, "_begin_drafting", begun)
 
     return force
 

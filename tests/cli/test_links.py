@@ -85,6 +85,17 @@ def test_a_folder_full_of_links_writes_nothing_outside(vidspec, run):
     assert FakeCaptioner.made
 
 
+@pytest.mark.parametrize("run", ["txt", "txt,srt", "list", "lists", "overwrite", "replace"])
+def test_links_to_folders_are_not_followed(vidspec, run):
+    """Unless they are named."""
+    shutil.copytree("plain", "elsewhere")
+    Path("k/sub").symlink_to("../elsewhere", target_is_directory=True)
+    before = sorted(Path("elsewhere").rglob("*"))
+    assert vidspec("caption", "k", *RUNS[run]).code == 0
+    assert sorted(Path("elsewhere").rglob("*")) == before
+    assert vidspec("caption", "k/sub", "--format", "txt").code == 0 and Path("elsewhere/a/good.txt").exists()
+
+
 @pytest.mark.usefixtures("outside_stays")
 @pytest.mark.parametrize("name", [".good.txt.part", ".good.srt.part"])
 def test_a_link_under_the_name_of_a_half_file_is_removed(vidspec, name):

@@ -162,7 +162,7 @@ def test_a_draft_model_of_codes(folder, pair, precision):
 
 def test_what_cannot_be_quantised_is_refused(folder):
     model = loading.load_model(str(folder), resolve_placement("cpu", "float32", "stock", weights="int8"))
-    assert model.unquantisable_reason == "its linear layers are quantised or adapted"
+    assert model.decoder.unquantisable_reason == "its linear layers are quantised or adapted"
     with pytest.raises(ProfileError, match=r"draft.precision int8: .*nearest valid choice: as-target"):
         Captioner(profiles.load("self-int8", env={}), model, None)
     with pytest.raises(DeviceError, match=r"weights as int4: .* quantised or adapted"):

@@ -13,7 +13,7 @@ from vidspec.captioner import Captioner
 from vidspec.cli import main
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
-from vidspec.models import placement
+from vidspec.models import loading, placement
 from vidspec.models.loading import load_model
 from vidspec.models.placement import Placement
 
@@ -34,11 +34,12 @@ def machine(monkeypatch):
 def test_features_are_those_of_a_float32_tower(family):
     model, whole = ADAPTERS[family](), ADAPTERS[family]()
     model.model.bfloat16()
+    model.vision_dtype = torch.bfloat16
     whole.model.bfloat16().float()
     model.prepare(packed=False)
     pixels = model.preprocess(clip())
     half = model.encode(pixels).features
-    model.set_vision_dtype(torch.float32)
+    loading.set_vision_dtype(model, torch.float32)
     seen, expected = model.encode(pixels), whole.encode(pixels)
     torch.testing.assert_close(seen.features, expected.features)
     assert seen.features.dtype is torch.float32 and not torch.equal(half.float(), seen.features)

@@ -88,9 +88,9 @@ def require_quantisable(target: VideoLanguageModel, precision: str) -> None:
     Raises:
         ProfileError: with the reason.
     """
-    if precision in ("int8", "int4") and target.unquantisable_reason is not None:
+    if precision in ("int8", "int4") and target.decoder.unquantisable_reason is not None:
         raise ProfileError(
-            f"{option('draft.precision')} {precision}: {target.name}: {target.unquantisable_reason}; "
+            f"{option('draft.precision')} {precision}: {target.name}: {target.decoder.unquantisable_reason}; "
             "nearest valid choice: as-target"
         )
 

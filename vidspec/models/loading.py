@@ -97,7 +97,7 @@ def load_model(name: str, where: Placement, *, text: bool = False) -> VideoLangu
         adapter = _build_adapter(kind, name, model, tokenizer, processor, template)
         adapter.codes = codes
         if where.vision is not None:
-            adapter.set_vision_dtype(where.vision)
+            set_vision_dtype(adapter, where.vision)
     except VidspecError:
         raise
     except Exception as error:
@@ -312,3 +312,13 @@ def _vocabulary_difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -
     token, _ = min(ours.items() ^ theirs.items(), key=lambda entry: (entry[1], entry[0]))
     places = " and ".join(str(words.get(token, "absent")) for words in (ours, theirs))
     return f"; {alike} entries are the same, the first other one is {token!r}, with the ids {places}"
+
+
+def set_vision_dtype(adapter: VideoLanguageModel, dtype: torch.dtype) -> None:
+    """Cast everything but the language model and head to another dtype."""
+    language_modules = {module for part in (adapter.language, adapter.model.lm_head) for module in part.modules()}
+    for module in adapter.model.modules():
+        tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        for tensor in tensors if module not in language_modules else ():
+            tensor.data = tensor.data.to(dtype) if tensor.is_floating_point() else tensor.data
+    adapter.vision_dtype = dtype

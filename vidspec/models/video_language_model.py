@@ -77,7 +77,6 @@ class VideoLanguageModel:
     notes: tuple[str, ...] = ()
     #: Precision of the stored codes its blocks kept; None if none.
     codes: Precision | None = None
-    _vision_dtype: torch.dtype | None = None
 
     def __init__(
         self,
@@ -93,6 +92,8 @@ class VideoLanguageModel:
         #: Guards the tower: several threads encode clips, and some families read it through hooks.
         self.vision_lock = threading.Lock()
         self._init_parts()
+        #: Dtype of the vision tower and its input.
+        self.vision_dtype = self.dtype
         source = template or self.default_template()
         self.template = PromptTemplate(name, tokenizer, source, self.content, self.placeholder)
         ends = model.generation_config.eos_token_id if model.generation_config else None
@@ -226,20 +227,6 @@ class VideoLanguageModel:
         return self.language.embed_tokens.weight.dtype  # type: ignore[no-any-return]
 
     @property
-    def vision_dtype(self) -> torch.dtype:
-        """Dtype of the vision tower and its input."""
-        return self._vision_dtype or self.dtype
-
-    def set_vision_dtype(self, dtype: torch.dtype) -> None:
-        """Cast everything but the language model and head to another dtype."""
-        language_modules = {module for part in (self.language, self.model.lm_head) for module in part.modules()}
-        for module in self.model.modules():
-            tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-            for tensor in tensors if module not in language_modules else ():
-                tensor.data = tensor.data.to(dtype) if tensor.is_floating_point() else tensor.data
-        self._vision_dtype = dtype
-
-    @property
     def layers(self) -> int:
         return len(self.language.layers)
 
@@ -290,11 +277,6 @@ class VideoLanguageModel:
             self.model.lm_head = self._decoder.head  # quantised or not
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # memory of the unfused matrices
-
-    @property
-    def unquantisable_reason(self) -> str | None:
-        """Reason its weights cannot be quantised; None if they can."""
-        return self.decoder.unquantisable_reason
 
     def quantised_copy(self, precision: Precision) -> Self:
         """Return the model with quantised copies of the language model's weights, over the same slab; cached."""

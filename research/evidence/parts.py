@@ -146,7 +146,7 @@ PARTS: tuple[Part, ...] = (
         "the hybrids, whose windows lookup continues; these do not follow measured times, those of `suffix` do. No "
         "EAGLE-3 and no block head exists for this target. There are no columns of speed: the machine had other work; "
         "without `--counters` the command measures them too.",
-        ("research.studies.real_language --counters --subjects {subjects} --tokens {tokens} --json {json}",),
+        ("research.studies.real_language --counters --json {json}",),
         tried=False,
     ),
     Part(

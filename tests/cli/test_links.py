@@ -9,6 +9,7 @@ import pytest
 from tests.fake_captioner import TEXT, FakeCaptioner
 from tests.runs.shards import tar_of
 from vidspec.config.run_spec import RunSpec
+from vidspec.embedded.samples import shipped
 from vidspec.errors import OutputError, UsageError
 from vidspec.runs.planning import plan
 from vidspec.runs.review import CaptionFiles
@@ -83,6 +84,26 @@ def test_a_folder_full_of_links_writes_nothing_outside(vidspec, run):
             if path.is_symlink() or (path.is_file() and path.suffix != ".mp4"):
                 path.unlink()
     assert FakeCaptioner.made
+
+
+@pytest.mark.usefixtures("outside_stays")
+@pytest.mark.parametrize("run", [("--report", "c/report.html"), ("--segment", "4s", "--cut", "c")])
+def test_reports_and_cut_parts_are_not_written_through_links(vidspec, run):
+    """Names of our own around a report, and those of cut parts and their captions."""
+    clip = shutil.copy(shipped()[0], "real.mp4")
+    Path("c").mkdir()
+    assert vidspec("caption", clip, "--format", "txt", *run).code == 0
+    written = sorted(path.name for path in Path("c").iterdir() if path.name[0] != ".")
+    assert written[0] == "report.html" or {name.rpartition(".")[2] for name in written} == {"mp4", "txt"}, written
+    names = [*names_around(written[:2]), *(written[:2] if "--cut" in run else ())]
+    shutil.rmtree("c")
+    Path("c").mkdir()
+    for name in names:
+        made = link(name, "c")
+        ran = vidspec("caption", clip, "--format", "txt", *run)
+        assert "Traceback" not in ran.err and (made.is_symlink() or ran.code == 0), (name, ran.err)
+        for path in Path("c").iterdir():
+            path.unlink()
 
 
 @pytest.mark.parametrize("run", ["txt", "txt,srt", "list", "lists", "overwrite", "replace"])

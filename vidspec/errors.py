@@ -91,12 +91,12 @@ class VidspecError(Exception):
 
     @property
     def message(self) -> str:
-        """What is wrong, in one line."""
+        """The problem in one line."""
         return self._spelled(self.args[0])
 
     @property
     def hint(self) -> str | None:
-        """What to do, in one line."""
+        """The remedy in one line."""
         return self._spelled(self._hint) if self._hint else None
 
     @property

@@ -206,7 +206,7 @@ class ModelRow(NamedTuple):
 
 
 class _Machine(NamedTuple):
-    """What rows depend on: the clip, the card if it is in the table, free bytes, and models in the cache."""
+    """Facts that rows depend on: the clip, the card if it is in the table, free bytes, and models in the cache."""
 
     load: MemoryWorkload
     card: Card | None

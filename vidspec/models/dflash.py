@@ -67,7 +67,7 @@ LEAST = -1e4
 
 
 class MarkovStep(NamedTuple):
-    """What a Markov head makes of a position, given the token before it.
+    """Output of a Markov head for a position, given the token before it.
 
     Attributes:
         bias: (1, V) added to the logits of the position.

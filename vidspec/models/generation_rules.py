@@ -1,4 +1,4 @@
-"""What a checkpoint's ``generation_config.json`` says of its tokens: bans, which hold, and keys that are not applied.
+"""Rules of a checkpoint's ``generation_config.json``: bans of tokens, which hold, and keys that are not applied.
 
 How a text is chosen (greedily or by temperature, penalties, its length) is said by the profile alone.
 """

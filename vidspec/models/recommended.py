@@ -37,7 +37,7 @@ class Card(NamedTuple):
 
 
 class TargetDefault(NamedTuple):
-    """What decodes a target by default on a card.
+    """The default draft of a target on a card.
 
     Attributes:
         draft: hub id of a model or head, ``self-int8`` or ``self-int4`` for a copy of the target, or :data:`PLAINLY`.

@@ -1,4 +1,4 @@
-"""What shows the records of a run: chosen by its spec, checked, and opened before a model is loaded."""
+"""Renderers of a run's records: chosen by its spec, checked, and opened before a model is loaded."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Renderer:
 
     @property
     def place(self) -> str:
-        """Where the records are shown, for a preview of the run."""
+        """Name of the place where the records are shown, for a preview of the run."""
         return ""
 
     def open(self, store: RunStore) -> None:

@@ -1,4 +1,4 @@
-"""What a spec means: keys of the profile, texts of files, formats; and checks that need more than the spec."""
+"""Meaning of a spec: keys of the profile, texts of files, formats; and checks that need more than the spec."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class RunStore:
 
     @property
     def kept_hint(self) -> str:
-        """What captions the clips whose files are kept."""
+        """The option that captions the clips whose files are kept."""
         if self._beside is not None:
             return "--overwrite captions them for this file"
         return "--existing replace replaces those that no run wrote"

@@ -47,7 +47,7 @@ _PICTURE = re.compile(rb"\xff\xd8\xff|\x89PNG|RIFF....WEBP|II\*\0|MM\0\*", re.DO
 
 @dataclass(frozen=True)
 class ListOptions:
-    """How a source lists its clips, and counts of what it leaves out.
+    """Options by which a source lists its clips, and counts of those left out.
 
     Attributes:
         include, exclude: globs over the paths in folders and lists; see :func:`vidspec.runs.sources.files.matches_any`.

@@ -1,4 +1,4 @@
-"""What is known of the captions of some places: their records, how they were made, and the texts that hold now.
+"""The captions of some places: their records, how they were made, and the texts that hold now.
 
 A place is a folder, a journal, or any file of records. Its journals are joined with the files beside the clips: a file
 that somebody edited, or that no run wrote, wins over the record of its clip. Everything that shows captions reads this.
@@ -137,7 +137,7 @@ def _nearest(path: str, several: Iterable[tuple[FileMarks, FileMark]]) -> dict[P
 
 
 class _Held(NamedTuple):
-    """What an entry is made of: its record, if there is one, and the file that shows it."""
+    """Parts of an entry: its record, if there is one, and the file that shows it."""
 
     record: JournalEntry | None
     clip: str

@@ -32,7 +32,7 @@ _INPUTS = {"paths", "from_file", "manifest"}
 
 @dataclass(frozen=True)
 class CaptionRun:
-    """How captions were made: the fields of the run's spec that were given, without its inputs, and the profile."""
+    """A run that made captions: the given fields of its spec, without its inputs, and its profile."""
 
     spec: Mapping[str, object]
     profile: Mapping[str, object]

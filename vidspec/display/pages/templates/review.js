@@ -98,8 +98,8 @@ const forAll = async (name) => {
 document.addEventListener("input", (event) => { const clip = event.target.closest(".review"); if (clip) mark(clip); });
 document.addEventListener("click", (event) => {
   const every = event.target.closest("[data-all]"), button = event.target.closest("[data-do]");
-  if (every) forAll(every.dataset.all);
   if (button) run(button.closest(".review"), button.dataset.do);
+  else if (every) forAll(every.dataset.all);
 });
 document.addEventListener("keydown", async (event) => {
   const clip = document.activeElement?.closest(".review"), control = event.ctrlKey || event.metaKey;

@@ -58,6 +58,7 @@ ELSEWHERE = {
     r"vidspec caption BROKEN.ts": "a damaged file: tests/video/test_damage.py",
     r"vidspec bench --profiles all": "an hour: tests/bench/test_measure.py",
     r"make peers|python -m research\.peers": "gigabytes from a registry: tests/research/peers/test_outside.py",
+    r"make real-text": "downloads a model: tests/research/test_realtext.py",
     r"python -m research\.throughput": "processes with models of their own: tests/research/peers/test_throughput.py",
     r"python -m research\.suites": "hours: tests/research/suites/test_command.py",
     r"python -m research\.pareto": "hours: tests/research/pareto/test_pareto_run.py",

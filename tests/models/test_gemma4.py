@@ -91,6 +91,7 @@ def test_pixels_are_the_processors(name, unified):
     model.patch, model.pool, model.mode = 48 if unified else 16, 1 if unified else 3, "bicubic"
     model.frame_rule = TokenGrid(48, model.pool, most)
     model.language = SimpleNamespace(embed_tokens=SimpleNamespace(weight=torch.empty(0)))
+    model.vision_dtype = torch.float32
     frames = record_preprocess_gemma4.frames(name)
     pixels = model.preprocess(SimpleNamespace(frames=frames, timestamps=np.arange(len(frames))))
     recorded, name = np.load(RECORDED), f"{name}_unified" if unified else name

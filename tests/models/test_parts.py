@@ -232,7 +232,8 @@ def test_models_that_work_at_the_same_time_on_one_gpu_are_noted_once(monkeypatch
         profile = profiles.load(name, env={})
         slot = SimpleNamespace(device=torch.device(device)) if profile.concurrent else None
         target = SimpleNamespace(model=model)
-        return notes_on(SimpleNamespace(profile=profile, target=target, draft=None, drafter=None, slot=slot))
+        none = dict.fromkeys(("draft", "drafter", "head"))
+        return notes_on(SimpleNamespace(profile=profile, target=target, slot=slot, **none))
 
     (line,) = notes("parallelvlm", "cuda:0")
     assert "parallelvlm: target and draft are both on cuda:0" in line and "\n" not in line

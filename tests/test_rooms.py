@@ -93,38 +93,38 @@ LINES = {
     "_version": 4,
     "acceptance": 381,
     "aio": 109,
-    "baselines": 536,
+    "baselines": 535,
     "bench": 1089,
     "bounds": 17,
     "captioner": 136,
     "channel": 154,
     "cli": 2940,
     "config": 1936,  # parses times and segments, which runs did, and spells options
-    "decoding": 3817,
+    "decoding": 3862,
     "display": 2002,
-    "draft_length": 783,
-    "drafting": 1674,
-    "embedded": 72,
-    "engine": 5379,
-    "errors": 121,
-    "escaping": 48,
-    "events": 750,
-    "files": 205,
+    "draft_length": 782,
+    "drafting": 1764,
+    "embedded": 74,
+    "engine": 5403,
+    "errors": 129,
+    "escaping": 50,
+    "events": 752,
+    "files": 202,
     "garbage": 64,
     "limited": 84,
     "lossy": 24,
     "memory": 49,
     "models": 6742,
     "process": 230,
-    "pruning": 553,
+    "pruning": 552,
     "registry": 145,
     "runner": 39,
-    "runs": 7696,
+    "runs": 8354,
     "schedule": 23,
     "serve": 1043,  # ends to read what nobody waits for
     "signals": 134,
     "user_cache": 23,
-    "video": 2759,
+    "video": 2762,
 }
 #: Tokens that make no line one of code.
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
@@ -145,9 +145,9 @@ def test_no_room_grows_unseen():
     for path in FILES:
         found[room(path)] += code_lines(path)
     assert set(LINES) == set(found)
-    over = {name: f"{count}, at most {LINES[name]}" for name, count in found.items() if count > 1.1 * LINES[name] + 20}
+    over = {name: f"{count}, at most {LINES[name]}" for name, count in found.items() if count > LINES[name]}
     assert not over, f"{over}: raise it and say what the lines buy"
-    loose = {name for name, count in found.items() if LINES[name] > 1.5 * count + 40}
+    loose = {name for name, count in found.items() if LINES[name] > 1.1 * count + 10}
     assert not loose, f"{loose} shrank: lower their bounds"
 
 

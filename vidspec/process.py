@@ -30,17 +30,7 @@ from typing import Any, NamedTuple, TypeVarTuple
 from vidspec.channel import Channel, has_no_descriptor
 from vidspec.errors import DescriptorError
 
-__all__ = [
-    "Channel",
-    "Child",
-    "ChildEnded",
-    "can_fork",
-    "fork",
-    "refuse_forks",
-    "run_child",
-    "spawn",
-    "wait",
-]
+__all__ = ["Channel", "Child", "ChildEnded", "can_fork", "fork", "refuse_forks", "spawn", "wait"]
 
 Args = TypeVarTuple("Args")
 

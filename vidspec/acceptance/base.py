@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vidspec.engine.sampling import Sampling
     from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["AcceptanceRule", "GroundedRule", "Verdict", "build_rule", "for_clip", "protected_ids", "rules"]
+__all__ = ["AcceptanceRule", "GroundedRule", "Verdict", "build_rule", "for_clip", "rules"]
 
 _NUMBERS = """
 zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen

@@ -20,7 +20,7 @@ from vidspec.models.head import Head
 from vidspec.models.placement import Placement, resolve_placement
 from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["LoadedModels", "ModelSource", "lossless_profiles", "profile_labels", "require_files"]
+__all__ = ["LoadedModels", "ModelSource", "profile_labels"]
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from vidspec.engine.decoder import Decoder
     from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["Bench", "BenchResult", "BenchRun", "ProfileContender", "fingerprint", "measure", "open_bench"]
+__all__ = ["Bench", "BenchResult", "BenchRun", "ProfileContender", "fingerprint", "open_bench"]
 
 
 def copy_bandwidth(device: torch.device, megabytes: int = 256, repeats: int = 8) -> float:

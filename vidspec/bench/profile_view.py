@@ -15,8 +15,6 @@ from vidspec.bench.profiled import ProfileBreakdown, ProfileReport
 from vidspec.bench.tables import aligned, bullets, cell, facts_line, table
 from vidspec.events.trace import KINDS
 
-__all__ = ["markdown", "render_terminal", "time_rows"]
-
 #: Rows n of T_p(n) in the tables; JSON has all.
 ROWS_SHOWN = (1, 2, 4, 6, 8, 16, MAX_ROWS)
 BAR = 12

@@ -23,7 +23,7 @@ from vidspec.events.record import Caption
 from vidspec.events.trace import Trace
 from vidspec.models.request import CaptionRequest
 
-__all__ = ["ProfileBreakdown", "ProfileReport", "profile_clip"]
+__all__ = ["ProfileReport", "profile_clip"]
 
 
 @dataclass(frozen=True)

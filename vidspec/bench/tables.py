@@ -12,17 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Group, RenderableType
     from rich.text import Text
 
-__all__ = [
-    "aligned",
-    "aligned_markdown",
-    "bullets",
-    "cell",
-    "facts_line",
-    "heading",
-    "left_out_rows",
-    "spread",
-    "table",
-]
+__all__ = ["aligned_markdown", "bullets", "cell", "facts_line", "heading", "left_out_rows", "spread", "table"]
 
 #: Columns between two columns of an aligned table, and the most of a cell, which goes on in the next line.
 GAP, CELL = 2, 32

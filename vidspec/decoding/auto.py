@@ -33,22 +33,7 @@ if TYPE_CHECKING:
     from vidspec.decoding.setup import DecodingSetup
     from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = [
-    "ROWS",
-    "Choice",
-    "DefaultDraft",
-    "card_here",
-    "default_draft",
-    "draft_placement",
-    "explain",
-    "has_room_for_two",
-    "max_window",
-    "measures_passes",
-    "parallel_windows",
-    "prunes_late",
-    "split_threads",
-    "target_placement",
-]
+__all__ = ["explain"]
 
 #: The most rows of one target pass in the parallel schedule, and nodes of a tree that grows.
 ROWS = MOST

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vidspec.decoding.clip_session import ClipSession
     from vidspec.decoding.tickets import Arrivals, ServingEvents
 
-__all__ = ["ReadAhead", "caption_clips", "caption_prompts", "in_order"]
+__all__ = ["caption_clips", "caption_prompts", "in_order"]
 
 
 class ReadAhead:

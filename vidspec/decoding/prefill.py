@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from vidspec.config.profiles import Profile
     from vidspec.decoding.setup import DecodingSetup
 
-__all__ = ["Publish", "TargetPrompt", "open_target", "prefill", "prefill_target"]
+__all__ = ["TargetPrompt", "open_target"]
 
 #: Receives the indices of the visual tokens that the draft may see, as soon as they are known.
 Publish: TypeAlias = Callable[[tuple[int, ...]], None]

@@ -8,7 +8,7 @@ from vidspec.config.profiles import Profile
 from vidspec.engine.recurrent import REACH
 from vidspec.errors import ProfileError, option
 
-__all__ = ["STATES", "check_states"]
+__all__ = ["STATES"]
 
 #: Limits of recurrent states: key, why, the nearest valid choice, and a test whether a profile exceeds them.
 STATES: tuple[tuple[str, str, str, Callable[[Profile], bool]], ...] = (

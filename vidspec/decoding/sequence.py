@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vidspec.models.detokenizer import Detokenizer
     from vidspec.models.request import CaptionRequest
 
-__all__ = ["Drafting", "ScheduleFunction", "Sequence"]
+__all__ = ["Drafting", "Sequence"]
 
 #: Trace spans of reading a clip and its prompts.
 READING = ("decode_video", "preprocess", "vision", "caption", "target_prefill", "prune", "draft_prefill")

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from vidspec.decoding.sequence import ScheduleFunction
     from vidspec.decoding.workers.process import DraftProcessSlot
 
-__all__ = ["PLAIN_DECODING", "DecodingSetup"]
+__all__ = ["DecodingSetup"]
 
 #: Keys that turn a profile into plain decoding of its target.
 PLAIN_DECODING: Mapping[str, object] = {

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vidspec.engine.sampling import Sampling
     from vidspec.events.record import LossyRecord
 
-__all__ = ["Target", "verify"]
+__all__ = ["Target"]
 
 
 class Target:

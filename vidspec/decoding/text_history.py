@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vidspec.models.base import StockTokenizer
     from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["make_history", "wrap_tokenizer"]
+__all__ = ["make_history"]
 
 
 def make_history(generate: GenerateSection, model: VideoLanguageModel, prompt: torch.Tensor) -> TextHistory | None:

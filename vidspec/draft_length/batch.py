@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from vidspec.draft_length.costs import PassCosts
 
-__all__ = ["GAIN", "SIZES", "START", "BatchSize", "batch_rate"]
+__all__ = ["SIZES", "BatchSize"]
 
 #: Batch sizes to choose from, and the initial one.
 SIZES, START = (4, 8, 16, 32), 8

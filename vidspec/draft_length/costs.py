@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-__all__ = ["Lane", "PassCosts", "PassTimes", "TimeCurve", "TokenPrices", "pass_times"]
+__all__ = ["PassCosts", "TokenPrices", "pass_times"]
 
 #: ``tree``: passes of the draft that grow a tree: the host reads the result before the next one.
 Lane: TypeAlias = Literal["target", "draft", "tree"]

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from vidspec.draft_length.costs import PassCosts
 
-__all__ = ["AutoGamma", "FixedGamma", "WindowSize", "settled_window", "window_for"]
+__all__ = ["AutoGamma", "FixedGamma", "WindowSize", "settled_window"]
 
 Rounding = Literal["down", "up"]
 

@@ -33,15 +33,7 @@ if TYPE_CHECKING:
     from vidspec.models.base import EmbeddedPrompt
     from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = [
-    "NO_DRAFT",
-    "Draft",
-    "Drafter",
-    "DrafterKind",
-    "FreeDrafter",
-    "drafter_of",
-    "drafters",
-]
+__all__ = ["NO_DRAFT", "Draft", "Drafter", "DrafterKind", "drafter_of", "drafters"]
 
 
 @dataclass(frozen=True)

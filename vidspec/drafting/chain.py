@@ -18,7 +18,7 @@ from vidspec.engine.slab import KVSpan
 if TYPE_CHECKING:
     from vidspec.engine.history import TextHistory
 
-__all__ = ["ChainDrafter", "ChainWindows", "chain_by_passes", "greedy_chain"]
+__all__ = ["ChainDrafter", "greedy_chain"]
 
 
 def greedy_chain(

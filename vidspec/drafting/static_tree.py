@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-__all__ = ["TreePath", "parse_tree"]
+__all__ = ["parse_tree"]
 
 #: Ranks from the root down: (0, 1) is the second-best successor of the best first token.
 TreePath = tuple[int, ...]

@@ -10,7 +10,7 @@ import torch
 
 from vidspec.engine.history import HistoryRows, TextHistory
 
-__all__ = ["BanHistory", "TokenBans", "suppress"]
+__all__ = ["BanHistory", "TokenBans"]
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,7 @@ from torch.nn import functional as F
 
 from vidspec.engine.rotary import HeadNorms, RotaryTables
 
-__all__ = [
-    "CAPABILITY",
-    "BlockKernels",
-    "load_block_kernels",
-    "rms_norm",
-    "runs_triton",
-    "triton_absence",
-    "triton_problem",
-]
+__all__ = ["BlockKernels", "load_block_kernels", "rms_norm", "triton_absence"]
 
 #: Lowest compute capability of our kernels.
 CAPABILITY = (8, 0)

@@ -15,20 +15,7 @@ from vidspec.engine.penalties import PenaltyHistory, penalise
 from vidspec.engine.rows import PassResult, Rows
 from vidspec.engine.sampling import Sampling, SamplingCuts, choose_tokens, cut_rows, on_device
 
-__all__ = [
-    "CLIP",
-    "FIELDS",
-    "NEUTRAL",
-    "ChoiceKind",
-    "ChosenRows",
-    "choice_kind",
-    "choose_rows",
-    "drafted_rows",
-    "host_results",
-    "numbers_of",
-    "read_back_tokens",
-    "row_fields",
-]
+__all__ = ["read_back_tokens"]
 
 #: Fields of a row: a uniform number, negative if its token is not drawn; the drafted token after it; its sampling's
 #: :attr:`~vidspec.engine.sampling.Sampling.fields`; repetition and presence penalty; index of its clip.

@@ -15,14 +15,7 @@ from vidspec.engine.rotary import RotaryTables
 from vidspec.engine.slab import Slab
 from vidspec.engine.stock_types import StockConfig
 
-__all__ = [
-    "AttendFunction",
-    "Decoder",
-    "LanguageModel",
-    "ReplayableDecoder",
-    "sliding_windows",
-    "with_own_slab",
-]
+__all__ = ["AttendFunction", "Decoder", "LanguageModel", "sliding_windows", "with_own_slab"]
 
 #: Stores a layer's rotated keys and values and attends, see :class:`~vidspec.engine.attention.PassAttention`.
 AttendFunction = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-__all__ = ["Varlen", "causal_attention", "is_supported", "load_flash_attention"]
+__all__ = ["is_supported"]
 
 #: First version that masks fewer queries than keys as here and supports torch 2.6 and later.
 _VERSION = (2, 8)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vidspec.engine.head_states import ContextDecoder
     from vidspec.engine.requests import StaticTree
 
-__all__ = ["CHUNK", "Engine", "prefill_chunk"]
+__all__ = ["Engine", "prefill_chunk"]
 
 #: Most rows of a prompt in one pass, so that a block's activations stay small however long the prompt.
 CHUNK = 8192

@@ -18,7 +18,7 @@ from vidspec.engine.slab import KVSpan, Slab
 if TYPE_CHECKING:
     from vidspec.engine.decoder import ReplayableDecoder
 
-__all__ = ["MOST", "GraphStep", "ReplayedAttention", "StepAttention", "TableRows", "chained_columns", "table_columns"]
+__all__ = ["MOST"]
 
 #: Most rows of one sequence in a pass: the entries that only some of its rows see are the bits of one number.
 MOST = 64

@@ -29,16 +29,7 @@ if TYPE_CHECKING:
 
     from vidspec.engine.decoder import ReplayableDecoder
 
-__all__ = [
-    "FEWEST",
-    "ROWS",
-    "PlannedPass",
-    "ReplayedPasses",
-    "eager_reason",
-    "eager_reason_by_shape",
-    "make_graphs",
-    "padded_rows",
-]
+__all__ = ["FEWEST", "ReplayedPasses", "eager_reason", "make_graphs", "padded_rows"]
 
 #: Most rows of a pass: 16 trees of 26 rows are one.
 ROWS = 512

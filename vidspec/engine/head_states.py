@@ -15,7 +15,7 @@ from vidspec.engine.rotary import RotaryTables
 if TYPE_CHECKING:
     from vidspec.engine.rows import Rows
 
-__all__ = ["ContextDecoder", "StateInputs", "append_context", "state_places"]
+__all__ = ["StateInputs"]
 
 
 class ContextDecoder(Protocol):

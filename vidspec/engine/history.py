@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["CombinedHistory", "HistoryRows", "RowChanges", "TextHistory", "change_rows"]
+__all__ = ["CombinedHistory", "TextHistory"]
 
 
 class HistoryRows(NamedTuple):

@@ -36,19 +36,7 @@ from vidspec.engine.matrix import FEW, FloatLayout, can_pack, can_split, float_m
 from vidspec.errors import DeviceError
 from vidspec.user_cache import cache_file, write_cached
 
-__all__ = [
-    "LARGE",
-    "ROWS",
-    "VARIABLE",
-    "LayoutTimes",
-    "Packing",
-    "WeightShape",
-    "choose_fastest",
-    "choose_float_layout",
-    "known_times",
-    "layout_times",
-    "second_copy_bytes",
-]
+__all__ = ["VARIABLE", "second_copy_bytes"]
 
 #: Packed layouts that are allowed: none; one that needs no second copy of a weight; or all.
 Packing: TypeAlias = Literal["none", "once", "copies"]

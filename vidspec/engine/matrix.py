@@ -15,24 +15,7 @@ from torch.nn import functional as F
 
 from vidspec.engine.huge_pages import copy_to_huge_pages, empty_in_huge_pages, move_to_huge_pages
 
-__all__ = [
-    "FEW",
-    "STEP",
-    "X86",
-    "FloatLayout",
-    "Matrix",
-    "MatrixWithPackedCopy",
-    "PackedMatrix",
-    "PlainMatrix",
-    "Precision",
-    "SplitMatrix",
-    "can_pack",
-    "can_split",
-    "float_matrix",
-    "join_weights",
-    "release_weights",
-    "row_blocks",
-]
+__all__ = ["X86", "FloatLayout", "Matrix", "PlainMatrix", "Precision", "join_weights", "release_weights", "row_blocks"]
 
 #: Inputs that a kernel of quantised weights reads at a time; the number of inputs is a multiple.
 STEP = 128

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-__all__ = ["overlap", "run_overlapped"]
+__all__ = ["overlap"]
 
 _WORK: ContextVar[Callable[[], None] | None] = ContextVar("work", default=None)
 

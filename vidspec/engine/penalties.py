@@ -10,17 +10,7 @@ import torch
 from vidspec.engine.device import to_device
 from vidspec.engine.history import HistoryRows, TextHistory
 
-__all__ = [
-    "IN_TEXT",
-    "Penalties",
-    "PenaltyHistory",
-    "mark_rows",
-    "mark_texts",
-    "new_marks",
-    "penalise",
-    "set_marks",
-    "strengths",
-]
+__all__ = ["Penalties", "PenaltyHistory"]
 
 #: Marks of tokens: in the prompt, in the text, completing a run of tokens that may not occur twice.
 IN_PROMPT, IN_TEXT, EXCLUDED = 1, 2, 3

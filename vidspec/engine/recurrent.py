@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from vidspec.engine.rows import Rows
 from vidspec.engine.stock_types import StockConfig, StockModel
 
-__all__ = ["REACH", "RecurrentStates", "delta_rule", "linear_attention", "max_state_bytes"]
+__all__ = ["REACH"]
 
 #: Most rows that a sequence can roll back; windows are shorter.
 REACH = 64

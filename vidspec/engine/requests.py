@@ -29,7 +29,6 @@ __all__ = [
     "Encode",
     "EngineRequest",
     "Forward",
-    "Mailbox",
     "ModelLane",
     "PrefillPrompt",
     "Receive",

@@ -7,16 +7,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-__all__ = [
-    "STATIC_ROPE",
-    "HeadNorms",
-    "RotaryPositions",
-    "RotaryTables",
-    "axis_count",
-    "mrope_axes",
-    "mrope_sections",
-    "rotate",
-]
+__all__ = ["STATIC_ROPE", "RotaryPositions", "RotaryTables", "mrope_sections", "rotate"]
 
 #: Cosines and sines of a pass, in the layout of the decoder that made them; a pair for each kind of block.
 RotaryTables = tuple[torch.Tensor, ...]

@@ -15,16 +15,7 @@ if TYPE_CHECKING:
     from vidspec.engine.slab import KVSpan
     from vidspec.engine.taps import Taps
 
-__all__ = [
-    "ChainRule",
-    "ContextRows",
-    "HeadState",
-    "PassResult",
-    "PrefillResult",
-    "Prompt",
-    "PromptVisualTokens",
-    "Rows",
-]
+__all__ = ["ChainRule", "ContextRows", "HeadState", "PassResult", "PrefillResult", "Prompt", "Rows"]
 
 
 class PromptVisualTokens(Protocol):

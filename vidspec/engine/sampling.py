@@ -12,17 +12,7 @@ from torch.nn import functional
 
 from vidspec.engine.device import to_device
 
-__all__ = [
-    "PREFIX",
-    "DrawRule",
-    "Sampling",
-    "SamplingCuts",
-    "UniformNumbers",
-    "choose_tokens",
-    "cut_rows",
-    "draw_token",
-    "on_device",
-]
+__all__ = ["DrawRule", "Sampling", "UniformNumbers", "choose_tokens", "draw_token", "on_device"]
 
 #: Probabilities of a row that top-p sorts at first.
 PREFIX = 512

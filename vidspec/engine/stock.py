@@ -22,7 +22,7 @@ from vidspec.engine.rotary import RotaryTables, axis_count
 from vidspec.engine.slab import Slab
 from vidspec.engine.stock_types import StockModel
 
-__all__ = ["NAME", "StockDecoder", "device_of"]
+__all__ = ["NAME", "StockDecoder"]
 
 #: Name under which the models' attention modules find the engine's attention.
 NAME = "vidspec"

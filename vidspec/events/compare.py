@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 from vidspec.events.record import BaselineRecord, Caption
 
-__all__ = ["MIN_TOKENS", "decode_rate", "estimate_speedup", "first_difference", "speed_against", "time_at_length"]
+__all__ = ["decode_rate", "estimate_speedup", "first_difference", "speed_against", "time_at_length"]
 
 #: Tokens after the first that a decode measurement needs: fewer take only a window or two.
 MIN_TOKENS = 16

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
-__all__ = ["KINDS", "Span", "SpanKind", "Trace", "TracePiece", "by_kind", "innermost", "to_chrome"]
+__all__ = ["KINDS", "Span", "Trace", "by_kind", "innermost", "to_chrome"]
 
 SpanKind: TypeAlias = Literal[
     "decode_video",

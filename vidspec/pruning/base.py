@@ -18,23 +18,17 @@ if TYPE_CHECKING:
     from vidspec.models.base import EmbeddedPrompt
 
 __all__ = [
-    "BudgetSplit",
     "Pruner",
-    "ScoringPruner",
     "Signals",
     "attention_ranks",
     "best",
-    "evenly_spaced",
     "kept_count",
     "make_signals",
     "make_taps",
     "pruners",
-    "split",
     "token_grid",
     "token_places",
     "top_scored",
-    "whole_frames",
-    "with_required",
 ]
 
 

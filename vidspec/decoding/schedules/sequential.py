@@ -14,7 +14,7 @@ from vidspec.schedule import Schedule, schedules
 if TYPE_CHECKING:
     from vidspec.acceptance.base import Verdict
 
-__all__ = ["make_round", "sequential"]
+__all__ = ["sequential"]
 
 
 def sequential(sequence: Sequence) -> Steps[None]:

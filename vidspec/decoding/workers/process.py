@@ -43,7 +43,7 @@ from vidspec.models.placement import Placement
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.process import Child, ChildEnded, spawn
 
-__all__ = ["DraftProcess", "DraftProcessSlot", "RemoteDraft"]
+__all__ = ["DraftProcessSlot"]
 
 #: Seconds for which activity counts instead of an answer, and the most for loading weights. Prefill of a long video, or
 #: loading from a disk, takes minutes.

@@ -111,10 +111,13 @@ def read_text(path: str | Path, most: int, label: str, *, pipe: bool = False, er
     """Return the text of a file, see :func:`read_whole` and :func:`decode_text`.
 
     Raises:
-        UsageError: the file cannot be read, is too long, or is not text.
+        UsageError: the file cannot be read, is too long, is not text, or is a pointer of Git LFS.
     """
+    content = read_whole(path, most, label, pipe=pipe)
+    if content.startswith(_LFS):
+        raise UsageError(f"{label}: is a pointer of Git LFS, not the file itself", hint=LFS_HINT)
     try:
-        return decode_text(read_whole(path, most, label, pipe=pipe), errors)
+        return decode_text(content, errors)
     except UnicodeDecodeError:
         raise UsageError(f"{label}: is not UTF-8 text") from None
 

@@ -152,13 +152,13 @@ def test_an_odd_record_is_told_at_its_clip_alone(vidspec, odd):
     file.write_text("".join(json.dumps(one) + "\n" for one in lines))
     page = Page("k")
     text = page.client.get(f"/{TOKEN}/").text
-    assert text.count("a record is not as vidspec") == 1
-    assert "a record is not as vidspec" in text.split('id="clip-2"')[1].split('id="clip-3"')[0]
+    assert text.count("a record is not as vidspec writes it") == 1
+    assert "a record is not as vidspec writes it" in text.split('id="clip-2"')[1].split('id="clip-3"')[0]
     assert {name: row[2] for name, row in page.rows().items()} == dict.fromkeys(page.rows(), LINE)
     assert page.save(2, MINE, page.rows()["k/b/good.mp4"][1]).json()["state"] == "edited"
     shutil.copy(file, "all.jsonl")
     ran = vidspec("report", "all.jsonl", "-o", "report.html")
-    assert ran.code == 0 and ran.err.startswith("note: k/b/good.mp4: a record is not as vidspec")
+    assert ran.code == 0 and ran.err.startswith("note: k/b/good.mp4: a record is not as vidspec writes it")
     assert "report.html: 3 records" in ran.err and "2 captioned, 1 failed" in Path("report.html").read_text()
 
 

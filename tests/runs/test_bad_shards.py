@@ -16,6 +16,7 @@ from vidspec.errors import VideoError, VidspecError
 from vidspec.runs.allowance import FetchLimits
 from vidspec.runs.job import Job
 from vidspec.runs.sources.base import ClipOpener, shard_members
+from vidspec.video.probing import probe
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -64,6 +65,27 @@ def test_a_member_that_cannot_be_is_one_error(name, kind):
     Path("s.tar").write_bytes(HOSTILE[name])
     second = shard_members(Job("s.tar"))[1]
     assert (second.error and second.error.kind) == kind
+
+
+@pytest.mark.parametrize("name", ["s.tar", "s.parquet"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_pointers_of_git_lfs_are_named(name, whole):
+    """In place of a member, or of the whole shard."""
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"4d" * 32 + b"\nsize 123\n"
+    if whole:
+        Path(name).write_bytes(pointer)
+    elif name == "s.tar":
+        Path(name).write_bytes(tar_of({"a.mp4": pointer}))
+    else:
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.table({"video": [pointer]}), name)
+    with pytest.raises(VideoError) as caught:
+        (job,) = shard_members(Job(name))
+        with ClipOpener().local(job) as file:
+            probe(file)
+    assert f"{name if whole else job.path}: is a pointer of Git LFS" in caught.value.message
+    assert caught.value.hint is not None and "git lfs pull" in caught.value.hint
 
 
 BASE = {

@@ -254,6 +254,12 @@ def test_globs(path, pattern, meant):
     assert matches_any(path, [pattern]) is meant
 
 
+def test_a_manifest_that_is_a_pointer_of_git_lfs_is_named():
+    Path("m.jsonl").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(UsageError, match="is a pointer of Git LFS"):
+        paths("m.jsonl")
+
+
 def test_an_absent_list_is_a_usage_error():
     for sources in (RunSpec(from_file=("no",)), RunSpec(manifest=("no.csv",))):
         with pytest.raises(UsageError, match="cannot be read: No such file"):

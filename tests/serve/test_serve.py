@@ -411,29 +411,48 @@ def test_media_are_in_no_file_that_a_killed_server_would_leave(captioner, monkey
     assert seen == [[], [], []] and len(os.listdir("/proc/self/fd")) <= descriptors
 
 
-def test_reading_ends_when_its_client_has_gone(captioner, monkeypatch):
-    """The only reader would be held, which the next request needs."""
-    begun, read = threading.Event(), ClipReader.read
+@pytest.fixture(params=["while it reads", "when it has read"])
+def held(request, monkeypatch):
+    """Holds the only reader at the first clip until its process ends; the events are set when it does and after."""
+    begun, ended, read = threading.Event(), threading.Event(), ClipReader.read
 
     def hold(reader, path, *args):
         if begun.is_set():
             return read(reader, path, *args)
+        clip = read(reader, path, *args) if request.param == "when it has read" else None
         child = reader._ready_child(path)
         begun.set()
         try:
-            return child.receive()  # nothing was sent, so only the end of the process ends this
-        except ChildEnded as ended:
-            raise reader._crash(path, ended) from None
+            child.receive()  # nothing was sent, so only the end of the process ends this
+        except ChildEnded as one:
+            ended.set()
+            if clip is None:
+                raise reader._crash(path, one) from None
+        return clip
 
     monkeypatch.setattr(ClipReader, "read", hold)
+    return begun, ended
+
+
+def test_reading_ends_when_its_client_has_gone(captioner, held):
+    """The next request needs the reader."""
     with serving(captioner, readers=1) as (url, _):
         body = json.dumps(asked(GOOD)).encode()
         host, port = url.removeprefix("http://").split(":")
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            assert begun.wait(120)
+            assert held[0].wait(120)
         assert ask(url, asked(GOOD, max_tokens=3)).status_code == 200
+
+
+def test_reading_ends_when_its_time_is_over(captioner, held):
+    begun, ended = held
+    with serving(captioner, readers=1, timeout=0.5) as (url, _):
+        while not begun.is_set():  # the time of a first one may be over before it is read
+            late = ask(url, asked(GOOD))
+            assert late.status_code == 504 and late.json()["error"]["code"] == "timeout"
+        assert ended.wait(60)
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,25 @@ def test_encrypted_video_is_named(tmp_path, entry):
     assert error.kind == "encrypted" and error.message.endswith("is encrypted") and "decrypt it" in error.hint
 
 
+def test_encrypted_matroska_is_named(tmp_path):
+    """Track 1 gets a ContentEncodings element with a key, as encrypted WebM has it."""
+    path = clips.make(tmp_path / "a.webm", pts=3, codec="libvpx-vp9", container_options={"live": "1"})
+
+    def element(name: str, content: bytes) -> bytes:
+        return bytes.fromhex(name) + (1 << 56 | len(content)).to_bytes(8, "big") + content
+
+    key = element("47E1", b"\5") + element("47E2", b"\4" * 16)  # AES, the key's id
+    encryption = element("6D80", element("6240", element("5033", b"\1") + element("5035", key)))
+    data = path.read_bytes()
+    tracks = data.rindex(bytes.fromhex("1654AE6B"))
+    entry = data.index(b"\xae\1", tracks)  # its size has 8 bytes
+    end = entry + 9 + int.from_bytes(data[entry + 2 : entry + 9], "big")
+    track = element("AE", data[entry + 9 : end] + encryption)
+    path.write_bytes(data[:tracks] + element("1654AE6B", track) + data[end:])
+    error = error_of(path)
+    assert error.kind == "encrypted" and error.message.endswith("is encrypted") and "decrypt it" in error.hint
+
+
 @pytest.mark.parametrize("name", ["plain.mp4", "plain.mov", "faststart.mp4"])
 def test_a_film_appended_to_another_is_reported(tmp_path, name):
     options = FAST if name == "faststart.mp4" else {}

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
-from vidspec._version import __version__
 from vidspec.errors import UsageError, VidspecError
 
 if TYPE_CHECKING:
@@ -347,6 +346,6 @@ def checking_records(command: str, *more: type[Exception]) -> Iterator[None]:
         yield
     except errors as error:
         raise UsageError(
-            f"a record is not as vidspec {__version__} writes them: {type(error).__name__}: {error}",
+            f"a record is not as vidspec writes it: {type(error).__name__}: {error}",
             hint=f"{command} what caption --format json or jsonl wrote",
         ) from error

@@ -85,7 +85,7 @@ class ClipReader:
     def __init__(self, timeout: float | None = None, stall: float = STALL, most_pixels: int | None = None) -> None:
         self.timeout, self.stall, self.most_pixels = timeout, stall, most_pixels
         self._child: Child | None = None
-        self._closed = False
+        self._closed = self._interrupted = False
         self._ready = False
         self._start_lock = threading.Lock()
 
@@ -154,9 +154,17 @@ class ClipReader:
         return cast("CutKind", answer)
 
     def interrupt(self) -> None:
-        """End the request that another thread waits for, as if the process had crashed; the next starts a new one."""
+        """End the request that another thread waits for, as if the process had crashed; call :meth:`restart` then."""
+        self._interrupted = True
         if (child := self._child) is not None:
             child.kill()
+
+    def restart(self) -> None:
+        """Start a new process after :meth:`interrupt`, without waiting for it."""
+        with self._start_lock:
+            self._interrupted = False
+            self._drop()
+            self._start()
 
     def close(self) -> None:
         """Kill the process; a pending request fails."""
@@ -227,6 +235,8 @@ class ClipReader:
                 except ChildEnded as ended:
                     reason = ended.reason
                     self._drop()
+                    if self._interrupted:
+                        break
                 except DescriptorError:
                     raise DescriptorError.of_clip(path) from None
         raise VideoError(

@@ -127,7 +127,7 @@ class MediaReader:
             clip = self._read_frames(reader, chat, spool, files)
         finally:
             if use.finish():
-                reader.start()  # for the next request
+                reader.restart()  # for the next request
             self._readers.put(reader)
         return self._client.inputs.read_ahead(replace(request, clip=clip))
 

@@ -153,7 +153,8 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
     with opened(path) as container:
         streams = video_streams(container)
         entry = read_video_entry(path, streams[0].index) if streams and container.format.name == MP4 else None
-        if entry is not None and entry.encrypted:
+        # FFmpeg names the key of a Matroska track with ContentEncryption.
+        if (entry is not None and entry.encrypted) or (streams and "enc_key_id" in streams[0].metadata):
             raise VideoError(f"{path}: is encrypted", kind="encrypted", hint="decrypt it first: vidspec takes no keys")
         stream, single_stream = _video_stream(path, container)
         codec = stream.codec_context

@@ -16,9 +16,9 @@ from threading import Lock
 from typing import ClassVar
 
 from vidspec.errors import VideoError, VidspecError
-from vidspec.files import open_own
+from vidspec.files import LFS_HINT, is_lfs_pointer, open_own
 from vidspec.registry import Registry
-from vidspec.runs.access import Access
+from vidspec.runs.access import Access, is_url
 from vidspec.runs.allowance import FetchLimits
 from vidspec.runs.job import Job
 from vidspec.runs.stores import retry
@@ -181,6 +181,9 @@ def shard_members(
 
     def read() -> None:
         members.clear()
+        if not is_url(shard.path) and os.path.isfile(shard.path) and is_lfs_pointer(shard.path):
+            message = f"{shard.path}: is a pointer of Git LFS, not the file itself"
+            raise VideoError(message, kind="not_video", hint=LFS_HINT)
         members.extend(source.list(shard, ListOptions(column=column, fields=fields)))
 
     try:

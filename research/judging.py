@@ -11,7 +11,7 @@ from vidspec.bench.measure import BenchRun
 from vidspec.bench.results import StoredRun
 from vidspec.captioner import Captioner
 from vidspec.config.labels import DRAFT
-from vidspec.config.profiles import Profile
+from vidspec.config.schema import Profile
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import run_to_completion
 from vidspec.engine.rows import Rows

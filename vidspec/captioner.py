@@ -16,8 +16,8 @@ from typing_extensions import Unpack
 
 from vidspec import garbage
 from vidspec.config import profiles
-from vidspec.config.profiles import Profile
 from vidspec.config.run_spec import split_keywords
+from vidspec.config.schema import Profile
 from vidspec.config.user_config import read_config
 from vidspec.decoding.captioner_models import CaptionerModels, build_setup, load_models
 from vidspec.decoding.clip_session import ClipSession

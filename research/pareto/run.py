@@ -26,6 +26,7 @@ from vidspec.bench.turns import measure_in_turns
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.config.labels import DRAFT
+from vidspec.config.schema import Profile
 from vidspec.embedded.samples import TRUTH
 from vidspec.errors import UsageError
 from vidspec.events.record import Caption
@@ -121,7 +122,7 @@ def measure(asked: Pareto, say: Callable[[str], None] = lambda _: None) -> dict[
 def settings(
     asked: Pareto,
     clips: Mapping[str, Shown],
-    used: Mapping[str, profiles.Profile],
+    used: Mapping[str, Profile],
     also: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return the settings that runs must share to continue one file, including the ground truth."""

@@ -14,7 +14,7 @@ from research.stock_inputs import stock_inputs
 from vidspec import video
 from vidspec.bench.loaded import LoadedModels
 from vidspec.bench.turns import ContenderFailed
-from vidspec.config.profiles import Profile
+from vidspec.config.schema import Profile
 from vidspec.errors import UsageError
 from vidspec.events.record import Caption
 from vidspec.models import loading

@@ -19,7 +19,7 @@ from research.peers.recorded import read_ahead, write_captions
 from research.peers.steady import SteadyRate
 from research.stock_inputs import stock_inputs
 from vidspec.config import labels
-from vidspec.config.profiles import Profile
+from vidspec.config.schema import Profile
 from vidspec.engine.device import peak_bytes
 from vidspec.models import loading
 from vidspec.models.base import Pixels, VisionOutput

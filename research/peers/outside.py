@@ -22,7 +22,7 @@ from research.peers.answering import JsonWorker, WorkerReply, worker_command
 from research.peers.generate import PeerFailed, peer_record, peer_window, read_frames, require_greedy
 from research.peers.vllm_worker import environment
 from vidspec.bench.loaded import LoadedModels
-from vidspec.config.profiles import Profile
+from vidspec.config.schema import Profile
 from vidspec.errors import UsageError, VidspecError
 from vidspec.events.record import Caption
 from vidspec.models.video_language_model import VideoLanguageModel

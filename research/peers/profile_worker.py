@@ -20,8 +20,8 @@ from research.peers.steady import SteadyRate
 from research.ready_clips import ReadyClips
 from vidspec.captioner import Captioner
 from vidspec.config import labels
-from vidspec.config.profiles import Profile
 from vidspec.config.run_spec import RunSpec
+from vidspec.config.schema import Profile
 from vidspec.engine.device import peak_bytes
 from vidspec.events.events import Finished, LoopLoad, Round
 from vidspec.events.observer import ClipPart, RunObserver

@@ -24,7 +24,7 @@ from vidspec.bench.loaded import ModelSource
 from vidspec.bench.tables import cell, heading, left_out_rows, spread, table
 from vidspec.bench.turns import rotate
 from vidspec.config import labels, profiles
-from vidspec.config.profiles import Profile
+from vidspec.config.schema import Profile
 from vidspec.errors import UsageError, VidspecError
 
 #: ``generate`` of ``transformers`` on padded batches; the other peer is vLLM under another interpreter.

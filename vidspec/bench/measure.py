@@ -20,7 +20,8 @@ from vidspec.bench.results import ResultsFile
 from vidspec.bench.rows import BenchRow, Records, bench_rows, markdown, methods_with_other_draws, turn_label
 from vidspec.bench.turns import measure_in_turns, time_call
 from vidspec.captioner import Captioner
-from vidspec.config.profiles import Profile, group_equal_profiles
+from vidspec.config.profiles import group_equal_profiles
+from vidspec.config.schema import Profile
 from vidspec.embedded.samples import shipped
 from vidspec.engine.device import synchroniser
 from vidspec.engine.layouts import MatrixLinear, stored_bytes

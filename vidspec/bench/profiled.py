@@ -15,7 +15,7 @@ from vidspec.bench.machine import machine
 from vidspec.bench.passes import ALPHAS, TimedPasses, measure_passes, prefill_pruned
 from vidspec.bench.turns import measure_in_turns
 from vidspec.captioner import Captioner
-from vidspec.config.profiles import Profile
+from vidspec.config.schema import Profile
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import run_to_completion
 from vidspec.events.events import Finished

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from vidspec.bench.tables import cell, heading, left_out_rows, spread, table
-from vidspec.config.profiles import Profile
+from vidspec.config.schema import Profile
 from vidspec.events.compare import decode_rate, time_at_length
 from vidspec.events.counters import tau
 from vidspec.events.record import Caption

@@ -15,7 +15,7 @@ from vidspec.cli.printed import print_note
 from vidspec.events.tally import format_duration
 
 if TYPE_CHECKING:
-    from vidspec.config.profiles import Profile
+    from vidspec.config.schema import Profile
 
 #: Seconds between lines about a long stage, without a terminal.
 EVERY = 10.0

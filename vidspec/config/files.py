@@ -18,8 +18,6 @@ from vidspec.config.yaml_files import contains_word, describe_error, read_yaml
 from vidspec.errors import ProfileError
 from vidspec.registry import nearest
 
-__all__ = ["ProfileEntry", "ProfileStore", "named_file", "packaged_folder", "user_folder"]
-
 ENDINGS = (".yaml", ".yml")
 #: Rank of a profile that names none: after those with a rank, sorted by name.
 LAST = 1000

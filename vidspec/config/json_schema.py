@@ -9,8 +9,6 @@ from functools import lru_cache
 from vidspec.limited import Limits, OverTime, run_limited
 from vidspec.process import ChildEnded
 
-__all__ = ["ANY_OBJECT", "fields_schema", "json_grammar", "schema_properties"]
-
 #: Schema of any JSON object.
 ANY_OBJECT = '{"type": "object"}'
 

@@ -9,8 +9,6 @@ from vidspec.config.files import named_file
 from vidspec.config.schema import Profile
 from vidspec.errors import UsageError
 
-__all__ = ["DRAFT", "MODEL_OPTIONS", "load", "parse", "split"]
-
 #: The label of the draft model by itself. It is not a profile, and only research measures it.
 DRAFT = "draft"
 #: Hint for keys of the models, which measured profiles share.

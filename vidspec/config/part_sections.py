@@ -30,8 +30,6 @@ from vidspec.schedule import schedules
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
 
-__all__ = ["TREE", "AcceptSection", "DraftSection", "LossySection", "PartSection", "PruneSection", "ScheduleSection"]
-
 
 def _validate_name(registry: Registry[Any]) -> Callable[[str], str]:
     def check(name: str) -> str:

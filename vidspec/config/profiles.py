@@ -26,27 +26,6 @@ from vidspec.lossy import lossy
 from vidspec.pruning.base import pruners
 from vidspec.registry import nearest
 
-__all__ = [
-    "EXCLUSIVE_KEYS",
-    "KEYS",
-    "RESERVED_VARIABLES",
-    "Profile",
-    "ProfileInfo",
-    "available",
-    "exists",
-    "file_layers",
-    "flatten_keys",
-    "from_env",
-    "from_flags",
-    "group_equal_profiles",
-    "load",
-    "merge_layers",
-    "override",
-    "parse",
-    "parse_setting",
-    "unknown",
-]
-
 PREFIX = "VIDSPEC_"
 #: Variables that are not keys of a profile. All others with a double underscore are:
 #: ``VIDSPEC_PRUNE__ALPHA=0.8`` sets ``prune.alpha``.

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from vidspec.errors import UsageError
 from vidspec.registry import nearest
 
-__all__ = ["EVENTS_SCHEMA", "STYLES", "style", "style_schema"]
-
 #: JSON Schema of timed events, as the profile holds it.
 EVENTS_SCHEMA = json.dumps(
     {

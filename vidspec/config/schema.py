@@ -27,9 +27,6 @@ from vidspec.pruning.base import pruners
 from vidspec.registry import OptionConflict, Registry, build_part
 from vidspec.schedule import schedules
 
-__all__ = ["Profile"]
-
-
 #: Registries by the name of their kind of part.
 PARTS: dict[str, Registry[Any]] = {
     registry.part: registry for registry in (pruners, drafters, rules, schedules, families, lossy)

@@ -23,8 +23,6 @@ from vidspec.registry import OptionConflict, key
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
 
-__all__ = ["Flag", "GenerateSection", "ModelsSection", "Section", "VideoSection", "WorkersSection"]
-
 _NAMES_FILES = re.compile(r"(?<!@)\b(FILE|DIR|FOLDER|GLOB|PATH)\b")
 
 

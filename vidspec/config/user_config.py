@@ -23,23 +23,6 @@ from vidspec.errors import OutputError, UsageError
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
 
-__all__ = [
-    "BUILT_IN_PROFILE",
-    "CHOSEN",
-    "DEFAULT_PROFILE",
-    "PAIRED",
-    "PLAIN",
-    "ResolvedProfile",
-    "UserConfig",
-    "config_path",
-    "read_config",
-    "resolve",
-    "sets_a_method",
-    "user_keys",
-    "with_models",
-    "write_models",
-]
-
 #: The profile of models that the user names, and that of a built-in pair, which comes with a block head.
 DEFAULT_PROFILE, BUILT_IN_PROFILE = "vanilla-sd-auto", "sparrow"
 #: The source of a draft that was chosen by default.

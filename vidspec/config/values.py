@@ -13,20 +13,6 @@ from vidspec.bounds import COLDEST, HOTTEST, WIDEST
 from vidspec.drafting.static_tree import parse_tree
 from vidspec.errors import UsageError
 
-__all__ = [
-    "device",
-    "gamma",
-    "json_schema",
-    "packed",
-    "parse_seconds",
-    "parse_time",
-    "shares",
-    "strings",
-    "temperature",
-    "tree",
-    "words",
-]
-
 
 def tree(text: str) -> str:
     if len(text.split()) > WIDEST:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from vidspec.config.profiles import Profile
+from vidspec.config.schema import Profile
 from vidspec.config.user_config import PLAIN, sets_a_method
 from vidspec.draft_length.costs import PassCosts
 from vidspec.draft_length.gamma import AutoGamma, FixedGamma, WindowSize

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import NamedTuple
 
-from vidspec.config.profiles import Profile
+from vidspec.config.schema import Profile
 from vidspec.decoding import auto
 from vidspec.decoding.setup import DecodingSetup
 from vidspec.decoding.workers.process import DraftProcessSlot

@@ -36,7 +36,7 @@ from vidspec.models.prompt import share_pixels
 from vidspec.pruning.base import attention_ranks, make_signals, make_taps, token_places
 
 if TYPE_CHECKING:
-    from vidspec.config.profiles import Profile
+    from vidspec.config.schema import Profile
     from vidspec.decoding.setup import DecodingSetup
 
 __all__ = ["TargetPrompt", "open_target"]

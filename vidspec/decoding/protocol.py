@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from vidspec.acceptance.base import Verdict
 
 if TYPE_CHECKING:
-    from vidspec.config.profiles import Profile
+    from vidspec.config.schema import Profile
     from vidspec.events.trace import Span
     from vidspec.models.request import CaptionRequest
 

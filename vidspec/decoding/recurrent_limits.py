@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vidspec.config.profiles import Profile
+from vidspec.config.schema import Profile
 from vidspec.engine.recurrent import REACH
 from vidspec.errors import ProfileError, option
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vidspec.acceptance.base import AcceptanceRule, build_rule
 from vidspec.config import profiles
-from vidspec.config.profiles import Profile
+from vidspec.config.schema import Profile
 from vidspec.decoding.admission import check_prompt
 from vidspec.decoding.auto import max_window, measures_passes, prunes_late
 from vidspec.decoding.limits import StoppingRules

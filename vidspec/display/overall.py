@@ -19,9 +19,6 @@ from vidspec.events.events import LoopLoad
 from vidspec.events.record import Caption
 from vidspec.events.tally import Tally, counted, format_duration
 
-__all__ = ["RunPanel", "progress_bar", "render_run"]
-
-
 #: Fewest lines of a clip's panel.
 MINI = 10
 #: Fewest terminal lines for headings and all figures; a shorter terminal shows the first two lines of figures.

@@ -26,8 +26,6 @@ from vidspec.events.tally import counted
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["STYLES", "LivePanel", "PanelState", "flow_columns", "render_clip"]
-
 
 @dataclass(frozen=True)
 class PanelScreen:

@@ -11,8 +11,6 @@ from vidspec.events.observer import RunObserver
 from vidspec.events.record import Caption
 from vidspec.events.tally import format_duration
 
-__all__ = ["ClipStates", "PanelState"]
-
 #: Seconds without text after which the waiting time is shown.
 FEW = 3.0
 

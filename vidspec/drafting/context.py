@@ -24,7 +24,7 @@ from vidspec.models.request import CaptionRequest
 from vidspec.models.video_language_model import VideoLanguageModel
 
 if TYPE_CHECKING:
-    from vidspec.config.profiles import Profile
+    from vidspec.config.schema import Profile
     from vidspec.engine.rows import Prompt
     from vidspec.engine.slab import KVSpan
     from vidspec.engine.taps import Taps

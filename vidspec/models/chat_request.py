@@ -13,8 +13,6 @@ from pydantic import BaseModel, BeforeValidator, FailFast, Field, StrictBool, St
 from vidspec.errors import VidspecError, spell_argument
 from vidspec.models.request import CaptionOptions, CaptionRequest, DialogueTurn, make_request
 
-__all__ = ["ChatError", "ChatRequest", "Media", "parse_chat"]
-
 #: Fields that cannot be served, unless their value asks for nothing; those that clients send and no answer depends on.
 UNSUPPORTED = {"logprobs", "top_logprobs", "prompt_logprobs", "tools", "tool_choice", "functions", "function_call"}
 UNSUPPORTED |= {"n", "best_of", "logit_bias", "frequency_penalty", "audio", "modalities", "prediction", "echo"}

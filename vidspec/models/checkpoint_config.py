@@ -18,18 +18,6 @@ from vidspec.models.quantization_config import MODELOPT_FILE, check_method, mode
 from vidspec.models.unsupported import KIN, kind_of, unsupported_error
 from vidspec.models.weight_files import check_files, optional_file
 
-__all__ = [
-    "any_config",
-    "check_kernels",
-    "check_sizes",
-    "claimed_config",
-    "head_kind",
-    "load_error",
-    "read_config",
-    "refuse_assistant",
-    "weight_source",
-]
-
 #: Largest values of config keys, each far above those of published models.
 LARGEST_SIZES: Mapping[str, int] = {
     r"(^|_)(layers|depth)$|num_experts$": 4096,

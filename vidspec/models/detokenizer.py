@@ -9,18 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from vidspec.models.base import StockTokenizer
 
-__all__ = [
-    "CLOSING_TAG",
-    "OPENING_TAG",
-    "Detokenizer",
-    "StopStrings",
-    "WrittenText",
-    "cut_at_stop",
-    "reasoning_end",
-    "split_reasoning",
-    "token_decoder",
-]
-
 #: Tags around the reasoning of a thinking model. The opening one ends its prompt, or begins its text.
 OPENING_TAG, CLOSING_TAG = "<think>", "</think>"
 

@@ -39,8 +39,6 @@ from vidspec.models.quantised import read_head_tensors
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.weight_files import weight_file
 
-__all__ = ["Eagle3Decoder", "Eagle3Head", "StateProjection", "load_eagle3"]
-
 
 class Eagle3Decoder(HeadDecoder):
     """The head's block as a :class:`~vidspec.engine.decoder.Decoder`; its input is twice as wide as its output.

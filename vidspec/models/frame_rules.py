@@ -18,8 +18,6 @@ from vidspec.models.tiles import (
     unpadded_cells,
 )
 
-__all__ = ["FrameRule", "FrameViews", "MergedPatches", "SlicedFrames", "SquareFrames", "TiledFrames", "TokenGrid"]
-
 #: Maximum aspect ratio of the Qwen-VL processors, as in ``transformers``.
 MAX_RATIO = 200
 

@@ -14,8 +14,6 @@ from vidspec.errors import ModelError
 if TYPE_CHECKING:
     from transformers import GenerationConfig
 
-__all__ = ["read_bans", "unread_note"]
-
 #: Keys that change a greedy text of ``generate`` and are not applied, with the values that change nothing besides None.
 UNREAD: dict[str, tuple[object, ...]] = {
     "repetition_penalty": (1.0,),

@@ -16,22 +16,6 @@ from vidspec.errors import ModelError
 from vidspec.models.known_pairs import known_pairs, published_heads
 from vidspec.registry import nearest
 
-__all__ = [
-    "check_reachable",
-    "config_file",
-    "download_hint",
-    "fetch_note",
-    "gguf_reason",
-    "is_cached",
-    "is_listed",
-    "is_local",
-    "nearest_published",
-    "refuse_gguf",
-    "require_models",
-    "retries_offline",
-    "show_downloads",
-]
-
 #: Timeout of the reachability check, in seconds. ``huggingface_hub`` itself waits ten for each of a model's files, and
 #: retries a refused connection five times.
 ANSWER = 4.0

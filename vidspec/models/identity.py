@@ -9,17 +9,6 @@ from dataclasses import dataclass
 from vidspec.errors import ModelError, ProfileError, option
 from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = [
-    "TEXT",
-    "Identity",
-    "check_identity",
-    "is_related",
-    "model_identity",
-    "require_quantisable",
-    "require_vision",
-    "tokenizer_mismatch",
-]
-
 #: Family of language models without vision.
 TEXT = "text"
 

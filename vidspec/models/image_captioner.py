@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from vidspec.models.video_language_model import VideoLanguageModel
     from vidspec.video import Clip
 
-__all__ = ["DraftCaptioner", "HubCaptioner", "ImageCaptioner", "first_sentence", "load_image_captioner", "middle_frame"]
-
 #: Maximum new tokens.
 LONGEST = 32
 #: Prompts for instruction models; the built-in ones know the first from their training.

@@ -15,23 +15,6 @@ from vidspec.models.frame_rules import FrameRule, MergedPatches, SlicedFrames, S
 from vidspec.models.memory_estimate import BYTES, PROMPT, ClipMemory, ModelSizes, clip_memory
 from vidspec.models.tiles import Size
 
-__all__ = [
-    "PUBLISHED_RULES",
-    "KnownModel",
-    "MemoryWorkload",
-    "ModelPair",
-    "PairMemory",
-    "PublishedHead",
-    "cached_models",
-    "known_model",
-    "known_pairs",
-    "listed_draft",
-    "listed_targets",
-    "named_model",
-    "pair_memory",
-    "published_heads",
-]
-
 _PUBLISHED = Path(__file__).with_suffix(".yaml")
 _QWEN2_5 = MergedPatches(min_pixels=56**2, max_pixels=12_845_056, max_video_tokens=128_000)
 _OMNI = MergedPatches(min_pixels=128 * 28**2, max_pixels=768 * 28**2, max_video_tokens=128_000)

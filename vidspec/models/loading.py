@@ -31,16 +31,6 @@ from vidspec.models.quantization_config import quantization_config, without_quan
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.weight_files import optional_file, shard_files, stored_tensors
 
-__all__ = [
-    "SAFE",
-    "adapter_class",
-    "check_pair",
-    "embedded_folder",
-    "empty_model",
-    "load_model",
-    "load_weights",
-]
-
 _PAIRS = {"embedded": "pair", "embedded-qwen": "pair_qwen"}
 #: Arguments of ``from_pretrained`` that run no code of a repository and read no pickle.
 SAFE: Mapping[str, bool] = {

@@ -7,8 +7,6 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-__all__ = ["device_memory", "has_gpu", "model_cache"]
-
 #: Files that exist on Linux with a GPU that torch may support.
 GPU_FILES = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 

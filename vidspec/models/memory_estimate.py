@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["BUDGET", "BYTES", "PROCESS", "PROMPT", "ClipMemory", "ModelSizes", "clip_memory"]
-
 #: Bytes per number.
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 #: Main memory of Python, torch and transformers without a model, in bytes.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from vidspec.models.base import StockConfig, StockModel
     from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["WeightBytes", "estimate_weights", "sizes_of"]
-
 
 class WeightBytes(NamedTuple):
     """Bytes of a model's weights on its device.

@@ -30,8 +30,6 @@ from vidspec.models.head import Head, HeadDecoder, other_device_reason, target_e
 from vidspec.models.hub import retries_offline
 from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["MtpHead", "load_mtp"]
-
 _EXPERTS = "layers.0.mlp.experts."
 
 

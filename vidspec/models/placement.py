@@ -15,8 +15,6 @@ from vidspec.engine.layouts import WeightFormat
 from vidspec.engine.matrix import X86
 from vidspec.errors import DeviceError
 
-__all__ = ["Placement", "cpu_dtype", "fit_placement", "resolve_placement"]
-
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from vidspec.models.base import EmbeddedPrompt, VisionOutput
     from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["PrefixCache", "PrefixHit", "VisionOutputs"]
-
 #: Vision outputs by model and pooling.
 VisionOutputs: TypeAlias = "dict[tuple[VideoLanguageModel, bool], VisionOutput]"
 #: Place in the video of rows that are not visual tokens.

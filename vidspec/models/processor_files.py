@@ -12,8 +12,6 @@ from vidspec.models.weight_files import optional_file
 if TYPE_CHECKING:
     from vidspec.engine.stock_types import StockTokenizer
 
-__all__ = ["ChatTemplate", "read_processor", "read_template", "read_text", "tokenizer_template"]
-
 #: Keys of the processor itself that say which tokens stand around frames (Molmo 2).
 FRAME_MARKS = ("use_frame_special_tokens", "video_use_col_tokens")
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from vidspec.models.request import CaptionRequest
     from vidspec.video.base import Clip
 
-__all__ = ["encode_prompt", "preprocess_clip", "share_pixels"]
-
 
 def preprocess_clip(models: Sequence[VideoLanguageModel], clip: Clip) -> list[Pixels]:
     """Return a clip's pixels for each model, computed once for models that preprocess alike."""

@@ -17,8 +17,6 @@ from typing import Any
 
 from vidspec.user_cache import cache_file, write_cached
 
-__all__ = ["import_transformers"]
-
 COMPILER = "torch._dynamo"
 INDEXING = f"{COMPILER}._trace_wrapped_higher_order_op"
 UTILITIES = "transformers.utils.import_utils"

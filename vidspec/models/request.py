@@ -25,17 +25,6 @@ if TYPE_CHECKING:
     from vidspec.models.video_language_model import VideoLanguageModel
     from vidspec.video.base import Clip
 
-__all__ = [
-    "CaptionOptions",
-    "CaptionRequest",
-    "DialogueTurn",
-    "Question",
-    "make_request",
-    "prompt_list",
-    "require_text",
-]
-
-
 #: Bytes of a clip's frames that are hashed into its seed.
 SAMPLED = 1 << 16
 

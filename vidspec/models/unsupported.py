@@ -13,8 +13,6 @@ from vidspec.models.hub import config_file, gguf_reason, is_local, nearest_publi
 from vidspec.models.known_pairs import known_pairs
 from vidspec.registry import nearest
 
-__all__ = ["KIN", "TargetProblem", "find_target_problem", "kind_of", "nearest_target", "unsupported_error"]
-
 #: Title and nearest supported family of unsupported models, by ``model_type``, or by architecture where the
 #: ``model_type`` is another model's.
 KIN = {

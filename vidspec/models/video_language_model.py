@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from vidspec.models.request import DialogueTurn
     from vidspec.video import Clip
 
-__all__ = ["VideoLanguageModel"]
-
 T = TypeVar("T")
 
 

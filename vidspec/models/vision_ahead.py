@@ -21,9 +21,6 @@ from vidspec.process import Channel, ChildEnded, can_fork, fork
 if TYPE_CHECKING:
     from vidspec.video import Clip
 
-__all__ = ["VisionAhead"]
-
-
 #: Timeout of one clip in seconds, after which the process is killed.
 PATIENCE = 120.0
 

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from vidspec.events.record import Caption
     from vidspec.video.base import Clip
 
-__all__ = ["build_app"]
-
 T = TypeVar("T")
 
 #: Sources that the page may load from.

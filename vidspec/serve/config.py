@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-__all__ = ["ApiError", "ServeConfig"]
-
 #: Seconds after which a client may ask a busy server again.
 RETRY_AFTER = 5
 

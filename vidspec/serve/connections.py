@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from vidspec.serve.config import ServeConfig
 
-__all__ = ["BACKLOG", "build_server"]
-
 #: Connections that the system accepts, and asyncio takes at once; more must wait.
 BACKLOG = 64
 #: Most open connections, and those that are possible at any limit of descriptors.

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from vidspec.config.schema import Profile
     from vidspec.runs.job import Job
 
-__all__ = ["FreshCaptions", "build_review"]
-
 #: Headers of every page: it may load and ask only this server, and tells its address, which has the token, to nobody.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; connect-src 'self'; img-src data: 'self'; media-src 'self'; "

@@ -14,18 +14,6 @@ from numpy.typing import NDArray
 from vidspec.errors import UsageError
 from vidspec.events.events import SourceFacts
 
-__all__ = [
-    "Clip",
-    "ClipDamage",
-    "Frame",
-    "FrameDecoder",
-    "Index",
-    "NotDelivered",
-    "Orientation",
-    "PutFrame",
-    "format_seconds",
-]
-
 Frame = NDArray[np.uint8]
 """One picture, upright: (height, width, 3), uint8, RGB."""
 PutFrame: TypeAlias = Callable[[int, Frame], None]

@@ -29,8 +29,6 @@ from vidspec.video.opening import codec_name, opened, packets_of, video_streams
 from vidspec.video.probing import index_by_decoding, probe
 from vidspec.video.resize import scaled
 
-__all__ = ["CutKind", "write_part"]
-
 #: How a part was written.
 CutKind: TypeAlias = Literal["copied", "encoded"]
 #: A packet of the new file, after its time in seconds.

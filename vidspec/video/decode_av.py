@@ -21,8 +21,6 @@ from vidspec.video.opening import opened, packets_of, video_streams
 from vidspec.video.pictures import PLAIN, DecodeMode, decode_all
 from vidspec.video.resize import upright
 
-__all__ = ["AvDecoder", "decoded_between"]
-
 # Up to this many frames ahead, decoding is cheaper than seeking.
 _MAX_DECODE_AHEAD = 8
 # A decoder also holds reference frames, up to 16 and rarely more than 5. Limit of pixels over all running decoders,

@@ -18,8 +18,6 @@ from vidspec.video.decode_av import AvDecoder
 from vidspec.video.opening import accelerator
 from vidspec.video.pictures import DecodeMode
 
-__all__ = ["DEVICES", "HardwareDecoder", "refusal_reason"]
-
 #: FFmpeg's name and a description for each hardware decoder, by its user-facing name.
 DEVICES = {
     "nvdec": ("cuda", "NVIDIA decoder"),

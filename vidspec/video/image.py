@@ -24,8 +24,6 @@ from vidspec.video.resize import resized
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["IMAGES", "ImageDecoder", "image_index", "is_image", "is_picture"]
-
 #: Suffixes of image files; GIF counts as video.
 IMAGES = frozenset(("png", "jpg", "jpeg", "webp", "bmp", "tif", "tiff"))
 #: Formats that Pillow may open; some others run programs or follow references.

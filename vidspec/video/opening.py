@@ -20,17 +20,6 @@ if TYPE_CHECKING:
     from av.codec.hwaccel import HWAccel
     from av.stream import Stream
 
-__all__ = [
-    "FORMATS",
-    "accelerated",
-    "accelerator",
-    "checked_path",
-    "codec_name",
-    "opened",
-    "packets_of",
-    "video_streams",
-]
-
 #: FFmpeg's names of the containers that are opened. None of them refers to another file; of the others, playlists
 #: (hls, concat, dash, imf, image2) and indexes (vobsub) do, and some (mlv) look for further parts. The last ones hold
 #: sound only, so that the error can name it.

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from vidspec.video import damage
 from vidspec.video.base import ClipDamage, format_seconds
+from vidspec.video.damage.found import DamageReport, DamageSpot
 from vidspec.video.opening import codec_name, packets_of
 from vidspec.video.payload import ANIMATIONS, CODECS, PictureInspector, check_animation, length_size
 
@@ -65,7 +66,7 @@ class PacketScan:
 
 
 def read_packets(
-    path: str, container: av.container.InputContainer, stream: av.VideoStream, found: damage.DamageReport
+    path: str, container: av.container.InputContainer, stream: av.VideoStream, found: DamageReport
 ) -> PacketScan:
     """Read all packets once, up to another stream that is joined. A frame counts if all data since its keyframe is
     intact.
@@ -120,7 +121,7 @@ def read_packets(
     return scan
 
 
-def _mark_spots(scan: PacketScan, found: damage.DamageReport) -> None:
+def _mark_spots(scan: PacketScan, found: DamageReport) -> None:
     """Mark packets as broken whose bytes, up to the next packet, meet a damaged place of the container."""
     positions = np.maximum.accumulate(np.frombuffer(scan.positions, np.int64)) if scan.positions else np.zeros(0)
     for spot in found.spots:
@@ -173,7 +174,7 @@ def hidden_packets(packets: array[int], pictures: NDArray[np.int64]) -> list[int
 
 
 def find_damage(
-    packets: PacketScan, found: damage.DamageReport, pts: NDArray[np.int64], base: Fraction | None
+    packets: PacketScan, found: DamageReport, pts: NDArray[np.int64], base: Fraction | None
 ) -> tuple[int, tuple[ClipDamage, ...]]:
     """Return the time of the first frame, lost or not, and the damage. ``base``: None if packets have no time."""
     if base is None:
@@ -182,7 +183,7 @@ def find_damage(
             return int(pts[0]), (ClipDamage(what, hint=_JOINED_HINT),)
         if found.appended:
             return int(pts[0]), (ClipDamage(_APPENDED, hint=_APPENDED_HINT),)
-        hinted = [damage.DamageSpot(at, "packets are missing") for at in found.hints]
+        hinted = [DamageSpot(at, "packets are missing") for at in found.hints]
         return int(pts[0]), tuple(ClipDamage(spot.what) for spot in [*found.spots, *hinted][:1])
     times, positions = np.frombuffer(packets.all_pts, np.int64), np.frombuffer(packets.positions, np.int64)
     lost = np.frombuffer(packets.lost_pts, np.int64)
@@ -209,7 +210,7 @@ def ends_early(
     stream: av.VideoStream,
     packets: PacketScan,
     base: Fraction,
-    found: damage.DamageReport,
+    found: DamageReport,
 ) -> bool:
     """Return True if the header promises clearly more than the packets hold: a download or recording cut short.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["advance", "steps"]
-
 _steps = 0
 
 

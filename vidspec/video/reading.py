@@ -36,8 +36,6 @@ from vidspec.video.image import ImageDecoder, is_image
 from vidspec.video.probing import index_by_decoding, probe, too_large
 from vidspec.video.resize import fitted
 
-__all__ = ["DECODERS", "MOST_BYTES", "SEEKS", "CheckFrameCount", "read", "read_at"]
-
 DECODERS = ("auto", "decord", "av", *DEVICES)
 SEEKS = ("exact", "keyframes")
 

@@ -13,19 +13,6 @@ from numpy.typing import NDArray
 
 from vidspec.events.events import Thumbnail
 
-__all__ = [
-    "DEFAULT_FRAMES",
-    "draw_thumbnails",
-    "first_of_steps",
-    "nearest",
-    "shown_at",
-    "ticks",
-    "uniform",
-    "uniform_in_time",
-    "within",
-]
-
-
 #: Most thumbnails of a clip, their longer side in pixels, and the points per pixel and axis that are averaged.
 COUNT, SIDE, POINTS = 8, 40, 3
 

@@ -13,6 +13,7 @@ from research.suites import rows as suites
 from research.suites.rows import DRAFT, SUITES, TABLES, contenders, papers_of, suite
 from vidspec.bench.rows import turn_label
 from vidspec.config import labels, profiles
+from vidspec.config.schema import Profile
 from vidspec.errors import UsageError
 
 pytestmark = pytest.mark.full
@@ -27,7 +28,7 @@ def row(name: str, **fields: object) -> StudiedRow:
 
 
 @pytest.fixture(scope="module")
-def loaded() -> dict[str, profiles.Profile]:
+def loaded() -> dict[str, Profile]:
     """The profile of every label of every suite."""
     every = {label for name in SUITES for label in contenders(name)}
     parsed = {label: labels.parse(label) for label in every}

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import torch
 
-from vidspec.config.profiles import Profile
+from vidspec.config.schema import Profile
 from vidspec.decoding.auto import split_threads
 from vidspec.decoding.protocol import (
     CloseClip,

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
-__all__ = ["ALONE", "BESIDE", "Page", "RecordMapping", "breakable_path", "check_page", "section", "source_beside"]
-
 #: A clip's record as ``--format json`` writes it; from ``--format jsonl``, without measurements.
 RecordMapping: TypeAlias = Mapping[str, Any]
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from vidspec.video.base import Clip
 
-__all__ = ["MAX_FRAMES", "DrawFrames", "Picture", "change_reason", "draw_clip", "draw_frames", "draw_thumbnails"]
-
 #: Most frames drawn per clip, spread evenly.
 MAX_FRAMES = 64
 _PIXELS, _THUMBNAIL = 320 * 320, 128 * 128

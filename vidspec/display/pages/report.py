@@ -26,8 +26,6 @@ from vidspec.events.record import Caption, checking_records, failed_caption
 from vidspec.events.trace import Span
 from vidspec.files import behind_link, read_whole, write_whole
 
-__all__ = ["IN_FULL", "ReportFile", "read_trace", "write", "write_finished"]
-
 #: Most clips shown in full on a page of many.
 IN_FULL = 24
 #: Bytes of pictures on a page of one clip, and per clip on a page of several.

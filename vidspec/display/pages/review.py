@@ -17,8 +17,6 @@ from vidspec.events.record import checking_records
 from vidspec.files import behind_link, write_whole
 from vidspec.video.image import IMAGES
 
-__all__ = ["ReviewRow", "render_review", "write_review"]
-
 
 @dataclass(frozen=True)
 class ReviewRow:

@@ -25,8 +25,6 @@ from vidspec.escaping import one_line
 from vidspec.events.record import checking_records
 from vidspec.files import behind_link, write_whole
 
-__all__ = ["STATES", "CaptionPair", "Comparison", "compare_runs", "differences", "write_compared"]
-
 #: Suffixes of clips that browsers play.
 PLAYED = frozenset((".mp4", ".m4v", ".mov", ".webm", ".mkv", ".ogv"))
 STATES = ("same words", "differs", "failed", "first only", "second only")

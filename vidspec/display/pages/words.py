@@ -6,20 +6,6 @@ from collections.abc import Mapping
 
 from vidspec.display.figures import counted
 
-__all__ = [
-    "COUNTERS",
-    "END_TO_END",
-    "KINDS",
-    "LENGTHS",
-    "LENGTH_NAMES",
-    "ORIGINAL",
-    "ORIGINS",
-    "SUMMARY",
-    "demo",
-    "signal",
-    "without_row",
-]
-
 #: Meaning of each token origin.
 ORIGINS: Mapping[str, str] = {
     "draft": "proposed by the draft, accepted by the target",

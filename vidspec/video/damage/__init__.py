@@ -23,8 +23,6 @@ from vidspec.video.damage.found import DamageReport, DamageSpot
 from vidspec.video.damage.matroska import matroska
 from vidspec.video.damage.mpegts import transport_stream
 
-__all__ = ["DamageReport", "DamageSpot", "damages", "examine"]
-
 
 def damages(
     found: DamageReport,

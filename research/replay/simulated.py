@@ -15,15 +15,11 @@ from dataclasses import dataclass, field
 from research.replay.virtual import Block, Costs, Run, Text, verified
 from vidspec.acceptance.base import Verdict
 from vidspec.decoding.protocol import (
-    Abort,
-    KeptTokensMessage,
-    PrefillDraft,
+    KeptTokens,
     PrefillTarget,
     PromptRead,
     Propose,
     Proposed,
-    Prune,
-    Rollback,
     Verify,
     WorkerName,
     WorkerOrder,
@@ -57,7 +53,6 @@ class _Draft:
     read: bool = False
     epoch: int = 0
     until: int = 0
-    stopped: int = 0  # Rollbacks and Aborts taken so far
 
 
 class SimulatedWorkers:
@@ -109,7 +104,7 @@ class SimulatedWorkers:
         """Return the draft's text after the messages that have reached it."""
         text = list(self.draft.text)
         for message in self.draft.inbox:
-            if isinstance(message, Rollback):
+            if isinstance(message, Propose) and message.keep is not None:
                 text = [*text[: message.keep], *message.tokens]
         return text
 
@@ -135,7 +130,7 @@ class SimulatedWorkers:
             end = self.now + self.costs.target_prefill
             self.blocks.append(Block("target", "prefill", self.now, end))
             if self.costs.signals is not None:
-                self._at(self.now + self.costs.signals, lambda: self._answer("target", KeptTokensMessage((0,))))
+                self._at(self.now + self.costs.signals, lambda: self._answer("target", KeptTokens((0,))))
             self._at(end, self._target_read)
         elif isinstance(message, Verify):
             if message.prefix != len(state.text):
@@ -185,26 +180,23 @@ class SimulatedWorkers:
 
     def _take(self, message: WorkerOrder) -> None:
         state = self.draft
-        if isinstance(message, PrefillDraft):
-            state.busy, state.eos = True, message.eos
-            end = self.now + self.costs.draft_prefill
-            self.blocks.append(Block("draft", "prefill", self.now, end))
-            self._at(end, self._draft_read)
-        elif isinstance(message, Propose):
-            if message.epoch != state.epoch:
-                raise AssertionError(f"{message} to a draft in epoch {state.epoch}")
-            state.until = message.until
-        elif isinstance(message, Rollback):
+        if isinstance(message, KeptTokens):
+            if not state.read:  # to prune costs nothing here
+                state.busy = True
+                end = self.now + self.costs.draft_prefill
+                self.blocks.append(Block("draft", "prefill", self.now, end))
+                self._at(end, self._draft_read)
+            return
+        if not isinstance(message, Propose):
+            raise AssertionError(f"the draft gets {message}")
+        if message.keep is not None:
             if message.keep > len(state.text) or message.epoch <= state.epoch:
                 raise AssertionError(f"{message} to a draft of {len(state.text)} tokens in epoch {state.epoch}")
             state.text[message.keep :] = message.tokens
-            state.epoch, state.until = message.epoch, 0
-            state.stopped += 1
-        elif isinstance(message, Abort):
-            state.until = 0
-            state.stopped += 1
-        elif not isinstance(message, Prune):  # which costs nothing here
-            raise AssertionError(f"the draft gets {message}")
+            state.epoch = message.epoch
+        elif message.epoch != state.epoch:
+            raise AssertionError(f"{message} to a draft in epoch {state.epoch}")
+        state.until = message.until
 
     def _draft_read(self) -> None:
         self.draft.busy, self.draft.read = False, True
@@ -226,6 +218,7 @@ class SimulatedWorkers:
 
 def drive(scheduler: Scheduler, workers: SimulatedWorkers) -> Iterator[Round]:
     """Pass messages and results between scheduler and workers until the text ends; yields every round."""
+    workers.draft.eos = scheduler.settings.eos
     for send in scheduler.start():
         workers.submit(*send)
     while not scheduler.finished:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from research.replay.simulated import SimulatedWorkers, drive
 from research.replay.virtual import Costs
-from vidspec.decoding.protocol import Abort, Propose, Rollback
+from vidspec.decoding.protocol import Propose
 from vidspec.decoding.scheduler import ParallelSettings, Scheduler
 from vidspec.draft_length.gamma import AutoGamma, FixedGamma
 
@@ -48,6 +48,10 @@ class ToyText:
         return text
 
 
+def is_rollback(message):
+    return isinstance(message, Propose) and message.keep is not None
+
+
 class WatchedWorkers(SimulatedWorkers):
     """Keeps every message to the draft with the time it was handed over and the time it arrived."""
 
@@ -70,7 +74,7 @@ class WatchedWorkers(SimulatedWorkers):
         """The draft's text once it has taken every message that was handed over."""
         text = self.draft_text()
         for message in self.under_way:
-            if isinstance(message, Rollback):
+            if is_rollback(message):
                 text = [*text[: message.keep], *message.tokens]
         return text
 
@@ -163,7 +167,7 @@ class ParallelScenario:
 
     def check_stops(self, rounds, times):
         """At a rejection the draft is told at once, and what it was told it obeys before its next forward pass."""
-        told = {at for at, message in self.workers.submitted if isinstance(message, Rollback)}
+        told = {at for at, message in self.workers.submitted if is_rollback(message)}
         for outcome, at in list(zip(rounds, times, strict=True))[:-1]:
             assert outcome.origins[-1] != "correction" or at in told, "the draft was not told of a rejection"
         while self.workers._events:  # what the workers do after the end
@@ -171,11 +175,11 @@ class ParallelScenario:
             happen()
         passes = [block for block in self.workers.blocks if block.kind == "draft"]
         for at, epoch, message in self.workers.arrived:
-            if isinstance(message, Rollback):
+            if is_rollback(message):
                 assert not [one for one in passes if one.epoch <= epoch and one.start > at], "a stale draft went on"
-        last = [(at, message) for at, _, message in self.workers.arrived if isinstance(message, Abort | Propose)][-1:]
+        last = [(at, message) for at, _, message in self.workers.arrived if isinstance(message, Propose)][-1:]
         for at, message in last:
-            assert isinstance(message, Abort), "the draft was not stopped at the end"
+            assert not message.until, "the draft was not stopped at the end"
             assert not [one for one in passes if one.start > at], "the draft went on after the end"
         limit = self.settings.max_new_tokens
         assert all(one.position < limit for one in passes), "drafted beyond the limit"

@@ -218,8 +218,8 @@ class DraftClip(drafts.DraftClip):
         profile = SimpleNamespace(generate=SimpleNamespace(penalties={}, grammar_schema=None))
         self.context = SimpleNamespace(read=self.prefill, rows=rows, release=release, profile=profile)
         self.text, self.length, self.steps_of_look = order.request.prompt
-        self._encode_now, self._text, self._prefill, self._prune, self._prefix = order.eager, None, None, None, None
-        self._eos, self._epoch, self._until = frozenset(), 0, 0
+        self._encode_now, self._text, self._kept, self._prefix = order.eager, None, deque(), None
+        self._eos, self._epoch, self._until = order.eos, 0, 0
 
     def encode(self, context):
         while self.steps_of_look:

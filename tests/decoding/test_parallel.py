@@ -9,20 +9,16 @@ from hypothesis import strategies as st
 
 from research.replay.simulated import Deadlock, SimulatedWorkers, drive, simulate
 from research.replay.virtual import Costs, Pattern
-from tests.decoding.parallel_toys import EOS, ParallelScenario, ToyText, WatchedWorkers
+from tests.decoding.parallel_toys import EOS, ParallelScenario, ToyText, WatchedWorkers, is_rollback
 from tests.tiers import examples, full_but
 from vidspec.acceptance.base import Verdict
 from vidspec.decoding.protocol import (
-    Abort,
-    KeptTokensMessage,
+    KeptTokens,
     OutgoingMessage,
-    PrefillDraft,
     PrefillTarget,
     PromptRead,
     Propose,
     Proposed,
-    Prune,
-    Rollback,
     Verify,
     WorkerFailed,
 )
@@ -51,7 +47,7 @@ def test_any_interleaving_gives_the_targets_text(seed, sampled, latency):
 def test_without_latency_a_rejection_wastes_at_most_the_pass_that_runs(seed):
     case = ParallelScenario(seed, latency=False)
     rounds = case.run()
-    restarts = sum(isinstance(message, Rollback) for _, message in case.workers.submitted)
+    restarts = sum(is_rollback(message) for _, message in case.workers.submitted)
     # A start-up draft that comes too late gives, besides the pass that runs, the token of its prefill.
     assert sum(one.aborted for one in rounds) <= restarts + 1
 
@@ -75,7 +71,7 @@ def scheduler(**options):
 def test_the_first_messages_of_parallel_prefill():
     assert scheduler(startup=4).start() == [
         OutgoingMessage("target", PrefillTarget()),
-        OutgoingMessage("draft", PrefillDraft(None, frozenset({EOS}))),
+        OutgoingMessage("draft", KeptTokens(None)),
         OutgoingMessage("draft", Propose(0, 4)),
     ]
     assert scheduler(overlap=False).start() == [OutgoingMessage("target", PrefillTarget())]
@@ -85,17 +81,17 @@ def test_the_first_messages_of_parallel_prefill():
 def test_the_draft_starts_when_the_kept_tokens_are_known():
     one = scheduler(await_kept=True, startup=4)
     one.start()
-    sends, outcome = one.receive(KeptTokensMessage((1, 5)))
+    sends, outcome = one.receive(KeptTokens((1, 5)))
     assert outcome is None
     assert sends == [
-        OutgoingMessage("draft", PrefillDraft((1, 5), frozenset({EOS}))),
+        OutgoingMessage("draft", KeptTokens((1, 5))),
         OutgoingMessage("draft", Propose(0, 4)),
     ]
 
 
 def test_a_draft_that_prunes_late_reads_everything_and_is_told_once():
     one = scheduler(await_kept=True, late=True)
-    whole = PrefillDraft(None, frozenset({EOS}))
+    whole = KeptTokens(None)
     assert one.start() == [
         OutgoingMessage("target", PrefillTarget()),
         OutgoingMessage("draft", whole),
@@ -103,9 +99,11 @@ def test_a_draft_that_prunes_late_reads_everything_and_is_told_once():
     ]
     one.receive(PromptRead("draft", 0.1))
     one.receive(Proposed(0, 0, 7, 0.0))
-    assert one.receive(KeptTokensMessage((1, 5))) == ([OutgoingMessage("draft", Prune((1, 5)))], None)
+    assert one.receive(KeptTokens((1, 5))) == ([OutgoingMessage("draft", KeptTokens((1, 5)))], None)
     sends, outcome = one.receive(PromptRead("target", 1.0, 7))
-    assert outcome.accepted == 1 and not [send for send in sends if isinstance(send.message, Rollback | PrefillDraft)]
+    assert outcome.accepted == 1 and not [
+        send for send in sends if isinstance(send.message, KeptTokens) or is_rollback(send.message)
+    ]
 
 
 def ready(*startup, **options):
@@ -130,9 +128,8 @@ def test_a_wrong_start_up_token_restarts_the_draft():
     sends, outcome = one.receive(PromptRead("target", 5.0, 4))
     assert (outcome.token_ids, outcome.origins, outcome.wasted) == ((4,), ("correction",), 3)
     assert sends == [
-        OutgoingMessage("draft", Rollback(1, 0, (4,))),
         OutgoingMessage("target", Verify(1, 1, ())),
-        OutgoingMessage("draft", Propose(1, 4)),
+        OutgoingMessage("draft", Propose(1, 4, 0, (4,))),
     ]
 
 
@@ -150,9 +147,8 @@ def test_pre_verify_passes_then_waits_for_the_window_then_post_verify():
     assert (outcome.mode, outcome.token_ids, outcome.origins) == ("post", (3, 9), ("draft", "correction"))
     assert (outcome.accepted, outcome.wasted, outcome.drafted) == (1, 2, 3)
     assert sends == [
-        OutgoingMessage("draft", Rollback(1, 3, (9,))),
         OutgoingMessage("target", Verify(3, 4, ())),
-        OutgoingMessage("draft", Propose(1, 7)),
+        OutgoingMessage("draft", Propose(1, 7, 3, (9,))),
     ]
     assert one.receive(Proposed(0, 5, 6, 0.1)) == ([], None)  # it had left before the draft heard
     one.receive(Proposed(1, 4, 1, 0.1))
@@ -176,11 +172,11 @@ def test_the_target_goes_on_alone_until_the_draft_is_ready():
     one.start()
     sends, outcome = one.receive(PromptRead("target", 5.0, 7))
     assert outcome.origins == ("target",)
-    assert [type(send.message) for send in sends] == [Verify, PrefillDraft]
+    assert [type(send.message) for send in sends] == [Verify, KeptTokens]
     sends, outcome = one.receive(Verdict.chain(0, 8, round=1, seconds=0.4))
     assert (outcome.mode, outcome.origins) == ("alone", ("target",)) and [type(s.message) for s in sends] == [Verify]
     sends, _ = one.receive(PromptRead("draft", 3.0))
-    assert sends == [OutgoingMessage("draft", Rollback(1, 0, (7, 8))), OutgoingMessage("draft", Propose(1, 5))]
+    assert sends == [OutgoingMessage("draft", Propose(1, 5, 0, (7, 8)))]
     one.receive(Proposed(1, 2, 9, 0.1))
     _, outcome = one.receive(Verdict.chain(0, 9, round=2, seconds=0.4))
     assert (outcome.mode, outcome.origins) == ("pre", ("draft",))
@@ -190,12 +186,11 @@ def test_start_up_tokens_that_would_come_too_late_are_called_off():
     one = scheduler(startup=4)
     one.start()
     sends, _ = one.receive(PromptRead("target", 5.0, 7))
-    assert sends == [OutgoingMessage("draft", Abort()), OutgoingMessage("target", Verify(1, 1, ()))]
+    assert sends == [OutgoingMessage("draft", Propose(0, 0)), OutgoingMessage("target", Verify(1, 1, ()))]
     sends, _ = one.receive(Verdict.chain(0, 8, round=1, seconds=0.4))
     assert [type(send.message) for send in sends] == [Verify], "once is enough"
     assert one.receive(PromptRead("draft", 6.0))[0] == [
-        OutgoingMessage("draft", Rollback(1, 0, (7, 8))),
-        OutgoingMessage("draft", Propose(1, 5)),
+        OutgoingMessage("draft", Propose(1, 5, 0, (7, 8))),
     ]
     assert one.receive(Proposed(0, 0, 7, 0.0)) == ([], None)
 
@@ -206,17 +201,15 @@ def test_kept_tokens_that_come_after_the_targets_prefill_still_start_the_draft(o
     one.start()
     sends, _ = one.receive(PromptRead("target", 5.0, 7))
     assert [type(send.message) for send in sends] == [Verify]
-    assert one.receive(KeptTokensMessage((2, 3)))[0] == [
-        OutgoingMessage("draft", PrefillDraft((2, 3), frozenset({EOS})))
-    ]
+    assert one.receive(KeptTokens((2, 3)))[0] == [OutgoingMessage("draft", KeptTokens((2, 3)))]
 
 
 def test_without_overlap_kept_tokens_wait_for_the_targets_prefill():
     one = scheduler(overlap=False, await_kept=True)
     one.start()
-    assert one.receive(KeptTokensMessage((2, 3))) == ([], None)
+    assert one.receive(KeptTokens((2, 3))) == ([], None)
     sends, _ = one.receive(PromptRead("target", 5.0, 7))
-    assert sends[1:] == [OutgoingMessage("draft", PrefillDraft((2, 3), frozenset({EOS})))]
+    assert sends[1:] == [OutgoingMessage("draft", KeptTokens((2, 3)))]
 
 
 def test_start_up_tokens_fill_the_targets_prefill():
@@ -329,7 +322,7 @@ def test_answers_that_make_no_sense_are_refused(answer):
 def test_nothing_is_answered_after_the_end():
     one = ready(EOS, startup=3)
     sends, outcome = one.receive(PromptRead("target", 5.0, EOS))
-    assert one.finished and outcome.token_ids == (EOS,) and sends == [OutgoingMessage("draft", Abort())]
+    assert one.finished and outcome.token_ids == (EOS,) and sends == [OutgoingMessage("draft", Propose(0, 0))]
     assert one.receive(Verdict.chain(9, 9, round=9, seconds=9.0)) == ([], None)
 
 

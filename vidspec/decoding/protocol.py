@@ -35,8 +35,8 @@ WorkerName: TypeAlias = Literal["target", "draft"]
 class PrefillTarget:
     """To the target: read the whole prompt.
 
-    Answers: ``PromptRead`` with the first token; ``KeptTokensMessage``, as early as the signals exist, if the target's
-    signals choose the draft's tokens.
+    Answers: ``PromptRead`` with the first token; ``KeptTokens``, as early as the signals exist, if the target's signals
+    choose the draft's tokens.
     """
 
 
@@ -55,26 +55,16 @@ class Verify:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillDraft:
-    """To the draft: read the prompt with the visual tokens ``kept`` (None: all). Answer: ``PromptRead``.
+class KeptTokens:
+    """The visual tokens that the draft may see, as sorted indices; None for all.
 
-    ``eos``: a text ends with any of these; the draft proposes nothing after one. ``visual``: the number of the target's
-    visual tokens, if known.
+    From the target: its pruner's choice. To the draft: the first makes it read its prompt with these tokens, and it
+    answers ``PromptRead``; one that follows drops all others, and the text stays as it is.
+
+    ``visual``: the number of the target's visual tokens, if known.
     """
 
-    kept: tuple[int, ...] | None
-    eos: frozenset[int]
-    visual: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Prune:
-    """To the draft, after a ``PrefillDraft`` with all visual tokens: keep those in ``kept`` from now on.
-
-    The text stays as it is. ``visual``: the number of the target's visual tokens.
-    """
-
-    kept: tuple[int, ...]
+    indices: tuple[int, ...] | None
     visual: int | None = None
 
 
@@ -82,35 +72,14 @@ class Prune:
 class Propose:
     """To the draft: extend the text greedily to ``until`` tokens. Answer: one ``Proposed`` per token.
 
-    A later ``Propose`` replaces it, and a smaller ``until`` stops the draft.
+    Each replaces the one before, between two forward passes; with ``until`` 0 the draft stops. With ``keep`` the text
+    is first set to its first ``keep`` tokens and then ``tokens``, and this and later proposals belong to ``epoch``.
     """
 
     epoch: int
     until: int
-
-
-@dataclass(frozen=True, slots=True)
-class Rollback:
-    """To the draft: stop, and set the text to its first ``keep`` tokens and then ``tokens``.
-
-    Later proposals belong to ``epoch``.
-    """
-
-    epoch: int
-    keep: int
-    tokens: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """To the draft: stop after the current forward pass, if any; the text stays as it is."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeptTokensMessage:
-    """From the target: sorted indices of the visual tokens that the draft may see."""
-
-    indices: tuple[int, ...]
+    keep: int | None = None
+    tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +126,15 @@ class OpenClip:
     """To the draft's process: open a clip under ``profile``.
 
     ``request``: its frames and prompt. ``eager``: encode them at once, before any message. ``room``: cache entries
-    needed after the prompt. ``texts``: for drafts without video, token ids of the target's prompt with each of these
-    texts in its place.
+    needed after the prompt. ``eos``: a text ends with any of these; the draft proposes nothing after one. ``texts``:
+    for drafts without video, token ids of the target's prompt with each of these texts in its place.
     """
 
     profile: Profile
     request: CaptionRequest
     room: int
     eager: bool
+    eos: frozenset[int]
     texts: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
@@ -185,9 +155,9 @@ class DraftSpans:
 
 
 TargetMessage: TypeAlias = PrefillTarget | Verify
-DraftMessage: TypeAlias = PrefillDraft | Prune | Propose | Rollback | Abort
+DraftMessage: TypeAlias = KeptTokens | Propose
 WorkerOrder: TypeAlias = TargetMessage | DraftMessage
-WorkerResult: TypeAlias = KeptTokensMessage | PromptRead | Verdict | Proposed | WorkerFailed
+WorkerResult: TypeAlias = KeptTokens | PromptRead | Verdict | Proposed | WorkerFailed
 DraftAnswer: TypeAlias = PromptRead | Proposed | WorkerFailed | DraftSpans
 
 

@@ -33,16 +33,12 @@ from typing import TYPE_CHECKING, Literal
 from vidspec.acceptance.base import Verdict
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.protocol import (
-    Abort,
-    KeptTokensMessage,
+    KeptTokens,
     OutgoingMessage,
-    PrefillDraft,
     PrefillTarget,
     PromptRead,
     Propose,
     Proposed,
-    Prune,
-    Rollback,
     Verify,
     WorkerFailed,
     WorkerResult,
@@ -126,6 +122,7 @@ class Scheduler:
         self._parked: Verdict | None = None  # waits for the draft's token at the same position
         self._window_end = 0  # length of the draft's text before the next round may open
         self._requested_length = 0  # length in the last request to the draft
+        self._rollback: tuple[int | None, tuple[int, ...]] = None, ()  # of the next request
         self._round_gamma = gamma.gamma
         self._draft_s = 0.0
         self._aborted = 0
@@ -150,9 +147,9 @@ class Scheduler:
             return self._add_proposed(result)
         if isinstance(result, Verdict):
             return self._settle(result)
-        if isinstance(result, KeptTokensMessage):
+        if isinstance(result, KeptTokens):
             if self.settings.late:
-                return [OutgoingMessage("draft", Prune(result.indices))], None
+                return [OutgoingMessage("draft", result)], None
             self._kept, self._kept_known = result.indices, True
             return (self._read_draft_prompt() if self.settings.overlap or self._mode != "prefill" else []), None
         return self._target_ready(result) if result.worker == "target" else (self._draft_ready(), None)
@@ -160,7 +157,7 @@ class Scheduler:
     def _read_draft_prompt(self) -> list[OutgoingMessage]:
         """Return the draft's prefill and, while the target is still in its own, the request for start-up tokens."""
         self._draft = "reading"
-        sends = [OutgoingMessage("draft", PrefillDraft(self._kept, self.settings.eos))]
+        sends = [OutgoingMessage("draft", KeptTokens(self._kept))]
         if self._mode == "prefill" and self.settings.overlap:
             startup = self.settings.rows if self.settings.startup is None else self.settings.startup
             sends += self._propose(min(startup, self.settings.max_new_tokens))
@@ -182,7 +179,8 @@ class Scheduler:
             return []
         # The target continued by itself; its running pass becomes the pre-verify of the draft's first token.
         self._mode = "pre"
-        return [*self._restart_draft(0, tuple(self.emitted)), *self._request_window()]
+        self._restart_draft(0, tuple(self.emitted))
+        return self._request_window()
 
     def _add_proposed(self, result: Proposed) -> tuple[list[OutgoingMessage], Round | None]:
         self._draft_s += result.seconds
@@ -243,23 +241,23 @@ class Scheduler:
     def _continue_draft(self, start: int, verdict: Verdict, *, passed: bool, no_draft: bool) -> list[OutgoingMessage]:
         """Stop or continue the draft, or restart it after the target's own token."""
         if self.finished:
-            return [] if self._draft == "absent" else [OutgoingMessage("draft", Abort())]
+            return [] if self._draft == "absent" else [OutgoingMessage("draft", Propose(self._epoch, 0))]
         if passed:
             del self._drafted[: verdict.accepted + 1]
             return self._open_round()
         sends: list[OutgoingMessage] = []
         if not no_draft:
-            sends = self._restart_draft(start + verdict.accepted, (verdict.token,))
+            self._restart_draft(start + verdict.accepted, (verdict.token,))
         elif self._requested_length:  # start-up tokens would come too late: the draft gets its start when it is ready
-            sends, self._requested_length = [OutgoingMessage("draft", Abort())], 0
+            sends = self._propose(0)
         self._window_end = 0
         return sends + self._open_round()
 
-    def _restart_draft(self, keep: int, tokens: tuple[int, ...]) -> list[OutgoingMessage]:
+    def _restart_draft(self, keep: int, tokens: tuple[int, ...]) -> None:
+        """Set the draft's text with the next request, which follows at once."""
         self._epoch += 1
         self._drafted.clear()
-        self._requested_length = 0
-        return [OutgoingMessage("draft", Rollback(self._epoch, keep, tokens))]
+        self._requested_length, self._rollback = 0, (keep, tokens)
 
     def _open_round(self) -> list[OutgoingMessage]:
         """Open the next round, unless the draft's window is incomplete."""
@@ -288,8 +286,9 @@ class Scheduler:
     def _propose(self, until: int) -> list[OutgoingMessage]:
         if until == self._requested_length:
             return []
+        (keep, tokens), self._rollback = self._rollback, (None, ())
         self._requested_length = until
-        return [OutgoingMessage("draft", Propose(self._epoch, until))]
+        return [OutgoingMessage("draft", Propose(self._epoch, until, keep, tokens))]
 
     @property
     def _known_length(self) -> int:

@@ -13,13 +13,10 @@ from tests.decoding.toys import ToyEngine, blend, random_table
 from tests.tiers import full_but
 from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.decoding.protocol import (
-    Abort,
     DraftSpans,
-    PrefillDraft,
+    KeptTokens,
     PromptRead,
-    Propose,
     Proposed,
-    Rollback,
     WorkerFailed,
 )
 from vidspec.decoding.scheduler import ParallelSettings, Scheduler
@@ -62,30 +59,29 @@ class TableDraft:
         self.process, self.reading = Beating(), False
 
     def open(self, opening, answer):
-        self.answer, self.text, self.epoch, self.eos = answer, None, 0, frozenset()
+        self.answer, self.text, self.epoch = answer, None, 0
         return 1
 
     def send(self, clip, message):
-        if isinstance(message, PrefillDraft):
-            self.text, self.eos = DraftText(self.engine, self.engine.start()), message.eos
+        if isinstance(message, KeptTokens):
+            self.text = DraftText(self.engine, self.engine.start())
             self.answer(PromptRead("draft", 0.0))
-        elif isinstance(message, Rollback):
+            return
+        if message.keep is not None:
             self.epoch = message.epoch
             self.text.cut(message.keep, message.tokens)
-        elif isinstance(message, Propose) and message.epoch == self.epoch:
+        if message.epoch == self.epoch:
             tokens = self.text.tokens
-            while len(tokens) < message.until and not (tokens and tokens[-1] in self.eos):
+            while len(tokens) < message.until and EOS not in tokens[-1:]:
                 token = run_to_completion(self.text.extend())
                 self.answer(Proposed(self.epoch, len(tokens) - 1, token, 0.0))
-        else:
-            assert isinstance(message, Abort | Propose)
 
     def close(self, clip):
         self.closed.append(clip)
 
 
 def remote(process, timeout=20.0):
-    return RemoteDraft(process, "opening", timeout, lambda: None, Trace())
+    return RemoteDraft(process, "opening", timeout, Trace())
 
 
 class TableTarget(TargetSide):

@@ -16,7 +16,7 @@ from tests.decoding.workers.pairs import CLIP, CLIPS, gone, named_requests
 from tests.ready_clips import ReadyClips
 from tests.tiers import full_but
 from vidspec.decoding import prefill as prefills
-from vidspec.decoding.protocol import Abort, Proposed
+from vidspec.decoding.protocol import Propose, Proposed
 from vidspec.decoding.workers import process as processes
 from vidspec.decoding.workers.process import DraftProcessSlot
 from vidspec.engine.requests import Encode
@@ -272,7 +272,7 @@ def test_the_draft_has_its_share_of_the_processor(pairs):
 def test_a_draft_that_accounts_late_stays(pairs, same_process, monkeypatch):
     """Such as one that is still reading a long prompt when the target has written the whole text."""
     process = pairs.slot.ready()
-    monkeypatch.setattr(processes, "CloseClip", Abort)  # which it does not answer
+    monkeypatch.setattr(processes, "CloseClip", lambda: Propose(0, 0))  # which it does not answer
     monkeypatch.setattr(processes, "SPANS_TIMEOUT", 0.1)
     record = pairs.first.caption(CLIP)
     assert record.token_ids == pairs.plain("one-object")

@@ -19,7 +19,7 @@ from tests.decoding.workers.pairs import CLIP, CLIPS, gone, named_requests
 from tests.ready_clips import ReadyClips
 from vidspec.cli.app import run
 from vidspec.config import profiles
-from vidspec.decoding.protocol import OpenClip, Rollback
+from vidspec.decoding.protocol import OpenClip, Propose
 from vidspec.decoding.scheduler import WorkerLost
 from vidspec.decoding.target import Target
 from vidspec.decoding.workers import process as processes
@@ -105,8 +105,8 @@ def test_an_error_in_one_clip_leaves_the_others_alone(pairs):
     next(stream)
     told = []
     request = pairs.first.client._with_defaults(CaptionRequest("", pairs.first.client.inputs.read(CLIP)))
-    clip = process.open(OpenClip(pairs.first.client.profile, request, 10, eager=False), told.append)
-    process.send(clip, Rollback(1, 0, (3,)))
+    clip = process.open(OpenClip(pairs.first.client.profile, request, 10, False, frozenset()), told.append)
+    process.send(clip, Propose(1, 0, 0, (3,)))
     *_, last = stream
     assert last.caption.token_ids == pairs.plain("one-object")
     (failed,) = told
@@ -136,7 +136,7 @@ def test_a_process_that_died_before_the_clip_began_is_told_of(pairs):
     clip = next(pairs.first.stream(CLIP))  # Opened: nothing of it has reached the draft
     assert clip.frames
     request = pairs.first.client._with_defaults(CaptionRequest("", pairs.first.client.inputs.read(CLIP)))
-    process.open(OpenClip(pairs.first.client.profile, request, 10, eager=True), told.append)
+    process.open(OpenClip(pairs.first.client.profile, request, 10, True, frozenset()), told.append)
     assert "SIGKILL" in told[0].error
     process.stop()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
@@ -13,18 +14,14 @@ from vidspec import garbage
 from vidspec.channel import Channel
 from vidspec.decoding.loop import Loop, LoopClient
 from vidspec.decoding.protocol import (
-    Abort,
     CloseClip,
     DraftAnswer,
     DraftMessage,
     DraftSpans,
+    KeptTokens,
     OpenClip,
-    PrefillDraft,
     PromptRead,
-    Propose,
     Proposed,
-    Prune,
-    Rollback,
     WorkerFailed,
 )
 from vidspec.decoding.text_history import make_history
@@ -154,10 +151,9 @@ class DraftClip(LoopClient):
         self._kind = kind
         self._encode_now = order.eager
         self._text: DraftText | None = None
-        self._prefill: PrefillDraft | None = None
-        self._prune: Prune | None = None
+        self._kept = deque[KeptTokens]()  # not followed yet
         self._prefix: EmbeddedPrompt | None = None
-        self._eos: frozenset[int] = frozenset()
+        self._eos = order.eos
         self._epoch, self._until = 0, 0
 
     @property
@@ -171,23 +167,19 @@ class DraftClip(LoopClient):
 
     def take(self, message: DraftMessage) -> None:
         """Store a message; only a rollback is executed here."""
-        if isinstance(message, PrefillDraft):
-            self._prefill, self.context.tokens = message, message.visual
-        elif isinstance(message, Prune):
-            self._prune, self.context.tokens = message, message.visual
-        elif isinstance(message, Propose):
-            if message.epoch == self._epoch:
-                self._until = message.until
-        elif isinstance(message, Rollback):
-            self._epoch, self._until = message.epoch, 0
+        if isinstance(message, KeptTokens):
+            self._kept.append(message)
+            self.context.tokens = message.visual
+            return
+        if message.keep is not None:
             if self._text is None:
                 raise RuntimeError("told to roll back before its prompt was read")
+            self._epoch = message.epoch
             self.trace.lap()
             self._text.cut(message.keep, message.tokens)
             self.trace.lap("rollback", "draft")
-        elif isinstance(message, Abort):
-            self._until = 0
-            # Proposals requested before the prompt is read are cancelled; the prompt is still read.
+        if message.epoch == self._epoch:
+            self._until = message.until
 
     @property
     def _is_proposing(self) -> bool:
@@ -204,20 +196,18 @@ class DraftClip(LoopClient):
         if self._encode_now:
             self._encode_now = False
             yield from self._kind.encode(self.context)
-        if self._prefill is not None:
-            order, self._prefill = self._prefill, None
+        if self._kept and self._text is None:
             begun = self.trace.elapsed()
-            if order.kept is not None:
-                self.context.kept = torch.tensor(order.kept, dtype=torch.long)
+            self._follow_kept()
             prefix = yield from self._kind.prefix(self.context)
             read = yield from self.context.read(self.engine, prefix)
             history = make_history(self.context.profile.generate, self.engine.model, prefix.token_ids)
-            self._text, self._eos, self._prefix = DraftText(self.engine, read, history), order.eos, prefix.outline()
+            self._text, self._prefix = DraftText(self.engine, read, history), prefix.outline()
             self.context.release()
             del prefix
             self.emit(PromptRead("draft", self.trace.elapsed() - begun))
-        if self._text is not None and self._prefix is not None and self._prune is not None:
-            self.context.kept, self._prune = torch.tensor(self._prune.kept, dtype=torch.long), None
+        if self._kept and self._text is not None and self._prefix is not None:
+            self._follow_kept()
             with self.trace.span("prune", "draft"):
                 self._text.prune(self.context.rows(self._prefix))
         while (text := self._text) is not None and self._is_proposing:
@@ -227,6 +217,10 @@ class DraftClip(LoopClient):
             token = yield from text.extend()
             seconds = self.trace.lap("draft", "draft", about)
             self.emit(Proposed(self._epoch, position, token, seconds if position else 0.0))
+
+    def _follow_kept(self) -> None:
+        kept = self._kept.popleft().indices
+        self.context.kept = None if kept is None else torch.tensor(kept, dtype=torch.long)
 
     def spans(self) -> DraftSpans:
         """Return the timed work so far."""

@@ -12,7 +12,6 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -25,9 +24,7 @@ from vidspec.decoding.protocol import (
     DraftMessage,
     DraftSpans,
     OpenClip,
-    PrefillDraft,
     PromptRead,
-    Prune,
     WorkerFailed,
     WorkerResult,
 )
@@ -194,7 +191,6 @@ class RemoteDraft:
         opening: the message that opens the clip, sent at first use.
         timeout: seconds without any answer after which the process counts as lost; while it prefills this clip or
             another, :data:`PATIENCE` seconds, as long as it is active.
-        visual: returns the number of the target's visual tokens, if known yet.
         trace: times the waiting for it, in the target's lane.
 
     Attributes:
@@ -206,12 +202,10 @@ class RemoteDraft:
         process: DraftProcess,
         opening: OpenClip,
         timeout: float,
-        visual: Callable[[], int | None],
         trace: Trace,
     ) -> None:
         self.process, self.timeout, self.trace, self.wake = process, timeout, trace, WakeEvent()
         self._opening: OpenClip | None = opening
-        self._visual = visual
         self._clip: int | None = None
         self._closed = False
         self._arrived: deque[DraftAnswer] = deque()
@@ -235,8 +229,6 @@ class RemoteDraft:
 
     def send(self, message: DraftMessage) -> None:
         """Send a message without waiting."""
-        if isinstance(message, (PrefillDraft, Prune)):
-            message = replace(message, visual=self._visual())
         self.process.send(self.begin(), message)
 
     def receive(self) -> Steps[list[WorkerResult]]:

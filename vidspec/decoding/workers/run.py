@@ -13,7 +13,7 @@ from vidspec.decoding.auto import ROWS, parallel_windows
 from vidspec.decoding.prefill import Publish, TargetPrompt, prefill_target
 from vidspec.decoding.protocol import (
     DraftSpans,
-    KeptTokensMessage,
+    KeptTokens,
     OpenClip,
     OutgoingMessage,
     PrefillTarget,
@@ -72,9 +72,8 @@ def _run_attempt(sequence: Sequence) -> Steps[None]:
     shown = CaptionRequest("", job.frames, job.prompt or "", job.system, earlier=job.earlier)
     draft = RemoteDraft(
         process,
-        OpenClip(setup.profile, shown, setup.room, overlap, texts),
+        OpenClip(setup.profile, shown, setup.room, overlap, setup.limits.eos, texts),
         setup.profile.workers.timeout,
-        lambda: len(target.prompt.prefix.visual) if target.prompt is not None else None,
         trace,
     )
 
@@ -154,11 +153,13 @@ def run_rounds(
         for _, message in sends:
             if isinstance(message, (PrefillTarget, Verify)):
                 orders.append(message)
-            else:
-                draft.send(message)
+                continue
+            if isinstance(message, KeptTokens) and target.prompt is not None:
+                message = replace(message, visual=len(target.prompt.prefix.visual))
+            draft.send(message)
 
     def publish(kept: tuple[int, ...]) -> None:
-        send(scheduler.receive(KeptTokensMessage(kept))[0])
+        send(scheduler.receive(KeptTokens(kept))[0])
 
     send(scheduler.start())
     while not scheduler.finished:

@@ -13,13 +13,17 @@ from PIL import Image
 from research.world.samples import draw
 from tests.acceptance.wrong_rules import AcceptsAll
 from tests.decoding.workers.pairs import named_requests
-from tests.model_pairs import Pair, pair_checkpoints
+from tests.model_pairs import PLACE, Pair, pair_checkpoints
 from tests.packaged import packaged
 from tests.ready_clips import ReadyClips
 from tests.tiers import full_but, in_turn
 from vidspec import video
 from vidspec.acceptance.base import Verdict, rules
+from vidspec.captioner import Captioner
+from vidspec.config import profiles
 from vidspec.decoding.target import Target
+from vidspec.drafting.base import Draft
+from vidspec.drafting.chain import ChainDrafter
 from vidspec.embedded.samples import shipped
 from vidspec.events.compare import first_difference
 from vidspec.events.events import Finished
@@ -342,15 +346,15 @@ def test_the_gate_can_fail(random_pair, rule):
         check(random_pair, captioner, CLIPS["one-object"])
 
 
-def leave_a_row(target):
+def leave_a_row(side):
     """A row of the rejected tokens stays, at its position."""
-    target.span.length += 1
-    target.span.offset -= 1
+    side.span.length += 1
+    side.span.offset -= 1
 
 
-def move_positions(target):
+def move_positions(side):
     """Further rows come one position too late."""
-    target.span.offset += 1
+    side.span.offset += 1
 
 
 @pytest.mark.parametrize("profile", ["vanilla-sd", "specvlm"])
@@ -369,6 +373,47 @@ def test_a_fault_of_the_target_after_a_rejection_is_found(random_pair, monkeypat
     monkeypatch.setattr(Target, "commit", commits)
     captioner = random_pair.captioner(profile, {"draft.gamma": 4})
     assert any(captioner.caption(clip).token_ids != text for clip, text in plain.items())
+
+
+@pytest.fixture
+def spoiled(monkeypatch):
+    """Windows of a chain whose first 0, 1, ... tokens are the draft's, and the next one another: how many of each."""
+    kept, propose = [], ChainDrafter.propose
+
+    def proposes(drafter, gamma):
+        tokens = list((yield from propose(drafter, gamma)).tokens)
+        kept.append(len(kept) % (gamma + 1))
+        if kept[-1] < gamma:
+            tokens[kept[-1]] += 1
+        drafter._window = tuple(tokens)
+        return Draft.chain(tokens)
+
+    monkeypatch.setattr(ChainDrafter, "propose", proposes)
+    return kept
+
+
+@pytest.mark.parametrize("fault", [None, leave_a_row, move_positions])
+def test_a_fault_of_a_draft_after_a_rejection_is_found(random_pair, monkeypatch, spoiled, fault):
+    """A draft with the target's weights is accepted up to its first spoiled token; texts stay those of the target."""
+    read = ChainDrafter.read
+
+    def reads(drafter, tokens, passed):
+        rejected = len(passed.path) < len(drafter._window)
+        read(drafter, tokens, passed)
+        if rejected and fault is not None:
+            fault(drafter)
+
+    monkeypatch.setattr(ChainDrafter, "read", reads)
+    twin = loading.load_model(random_pair.target.source, PLACE)
+    settings = {"generate.max_new_tokens": random_pair.tokens, "draft.gamma": 4}
+    captioner = Captioner(profiles.load("vanilla-sd", settings, env={}), random_pair.target, twin)
+    whole = []
+    for clip in CLIPS.values():
+        spoiled.clear()
+        *lengths, _ = check(random_pair, captioner, clip).counters["accepted_lengths"]  # the last window is cut
+        assert len(lengths) > 3
+        whole.append(lengths == spoiled[: len(lengths)])
+    assert all(whole) if fault is None else not all(whole)
 
 
 @pytest.mark.parametrize("profile", full_but(["specvlm", "parallelvlm"], ["vanilla-sd", "specvlm", "parallelvlm"]))

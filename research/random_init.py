@@ -9,10 +9,9 @@ import torch
 
 from vidspec.errors import DeviceError, ModelError
 from vidspec.models.base import families
-from vidspec.models.checkpoint_config import check_kernels, load_error
+from vidspec.models.checkpoint_config import check_kernels, load_error, unsupported_error
 from vidspec.models.loading import prepare_decoder
 from vidspec.models.placement import Placement
-from vidspec.models.unsupported import unsupported_error
 from vidspec.models.video_language_model import VideoLanguageModel
 
 

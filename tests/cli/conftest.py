@@ -40,7 +40,7 @@ def isolated(monkeypatch, tmp_path):
     monkeypatch.setattr(sys.modules["vidspec.captioner"], "Captioner", FakeCaptioner, raising=False)
     monkeypatch.setattr("vidspec.events.trace.to_chrome", lambda trace: trace)
     monkeypatch.setattr("vidspec.runs.executors.local.ClipReader", FakeReader)
-    monkeypatch.setattr("vidspec.models.hub.check_reachable", lambda name: True)
+    monkeypatch.setattr("vidspec.models.hub.unreachable_reason", lambda: "")
     monkeypatch.setattr("vidspec.runs.inputs.drop_missing", lambda found, named: None)
     monkeypatch.setattr(FakeCaptioner, "made", [])
     monkeypatch.setattr(FakeCaptioner, "load_error", None)

@@ -140,7 +140,10 @@ def test_a_language_model_drafts(vidspec, tmp_path):
 @pytest.mark.parametrize(
     ("config", "line"),
     [
-        ({"model_type": "video_llava"}, "(Video-LLaVA) are not supported; nearest: llava_onevision, such as llava-hf/"),
+        (
+            {"model_type": "video_llava"},
+            "type video_llava are not supported; nearest: video_llama_3; supported: gemma4",
+        ),
         ({"model_type": "gpt2"}, "models of type gpt2 are not supported; supported: gemma4, gemma4_unified, glm"),
         (None, "no config.json in this folder (name a folder with a saved model, or a hub id)"),
     ],
@@ -154,7 +157,7 @@ def test_one_line_where_there_is_none(vidspec, tmp_path, config, line):
 
 def test_a_hub_id_that_is_not_here(vidspec):
     ran = vidspec("models", "nobody/nothing")
-    assert ran.code == 3 and "nor in the cache" in ran.err and "models get nobody" not in ran.err
+    assert ran.code == 3 and "lacks nobody/nothing (" in ran.err
 
 
 def test_a_published_model_needs_no_config(vidspec, monkeypatch):

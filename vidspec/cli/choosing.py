@@ -23,7 +23,7 @@ def choose_models(names: Sequence[str], draft: str | None, *, none: bool) -> int
 
     Raises:
         UsageError: not exactly one name, a draft for a built-in pair, or a folder without a model.
-        ProfileError: the target is certain not to load.
+        ModelError: one is in GGUF.
         OutputError: the config cannot be written.
     """
     if len(names) + none != 1:
@@ -67,11 +67,11 @@ def download_models(names: Sequence[str], draft: str | None) -> int:
         raise UsageError("models get: no model is named or chosen", hint="vidspec models get NAME")
     if folders := [name for name in wanted if hub.is_local(name)]:
         raise UsageError(f"models get: {folders[0]}: is a folder, not the name of a model on the hub")
-    unreachable = [name for name in wanted if not hub.check_reachable(name)]
-    if unreachable:
-        raise ModelError(f"the hub cannot be reached to fetch {unreachable[0]}; its config is in the cache already")
+    hub.require_models(wanted)
+    if reason := hub.unreachable_reason():
+        raise ModelError(f"the hub cannot be reached ({reason}); configs of all these models are in the cache already")
     for name in wanted:
-        print_note(hub.fetch_note(name))
+        print_note(f"fetching {name} from the hub")
         print(f"{name}\t{_download(name)}", flush=True)
     return 0
 
@@ -101,7 +101,9 @@ def _resolve_name(name: str) -> str:
 
     Raises:
         UsageError: the folder has no config.
+        ModelError: it is in GGUF.
     """
+    hub.refuse_gguf(name)
     if not hub.is_local(name):
         return name
     if hub.config_file(name) is None:

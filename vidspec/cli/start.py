@@ -43,7 +43,7 @@ def announce(profile: Profile, *, here: bool = True) -> bool:
     print_note(f"loading {' and '.join(profile.named_models)}")
     wanted = hub.require_models(profile.named_models) if here else []
     for name in wanted:
-        print_note(hub.fetch_note(name))
+        print_note(f"fetching {name} from the hub")
     return bool(wanted)
 
 

@@ -148,14 +148,8 @@ class ModelsSection(Section):
                 f"is needed with {option('models.draft')}",
                 f"name a target, or {option('models.pair', 'embedded')}",
             )
-        if unnamed and profile.drafts_with_a_model and self.target is not None:
-            from vidspec.models.unsupported import find_target_problem, nearest_target  # not needed for options' help
-
-            if (problem := find_target_problem(self.target)) is not None:
-                yield OptionConflict("models.target", problem.what, problem.instead)
+        if unnamed and profile.drafts_with_a_model:
             instead = "name a draft of the target's family (`vidspec models` lists some), or take the profile ar"
-            if (near := nearest_target(self.target)) is not None:
-                instead = f"the target {near}, or {instead}"
             yield OptionConflict("models.draft", "is needed, since this profile drafts with a smaller model", instead)
         if unnamed and profile.named_head:
             instead = "name the head that was trained for the target, or take the profile ar"

@@ -50,13 +50,9 @@ def resolve_profile(name: str | None, overrides: Mapping[str, object], defaults:
         if (chosen := auto.default_draft(keys, cached)) is not None:
             _LOG.debug("profile: %s: %s", chosen.keys.get("name", DEFAULT_PROFILE), chosen.why)
             return resolve(name, overrides, defaults, chosen=chosen.keys)
-    from vidspec.models.unsupported import nearest_target
-
     if (target := _target_without_draft(keys)) is not None:
-        near = nearest_target(target)
-        meant = f" (did you mean {near}?)" if near else ""
         note = (
-            f"no draft is listed for {target}{meant}, so it decodes plainly; --draft NAME adds a smaller model of its "
+            f"no draft is listed for {target}, so it decodes plainly; --draft NAME adds a smaller model of its "
             "family, --profile self-int4 drafts with its own weights in four bits"
         )
         return replace(resolve(name, overrides, defaults, chosen=PLAIN), note=note)
@@ -64,11 +60,9 @@ def resolve_profile(name: str | None, overrides: Mapping[str, object], defaults:
 
 
 def _target_without_draft(keys: Mapping[str, object]) -> str | None:
-    """Return the target if it is named alone, can be loaded, and no draft is listed for it."""
+    """Return the target if it is named alone and no draft is listed for it."""
     from vidspec.models.known_pairs import listed_draft
-    from vidspec.models.unsupported import find_target_problem
 
     target = keys.get("models.target")
-    if not isinstance(target, str) or sets_a_method(keys) or listed_draft(target) is not None:
-        return None
-    return target if find_target_problem(target) is None else None
+    alone = isinstance(target, str) and not sets_a_method(keys) and listed_draft(target) is None
+    return str(target) if alone else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -12,11 +11,12 @@ from typing import Any
 
 from vidspec.errors import ModelError, VidspecError
 from vidspec.models.base import StockConfig, families
-from vidspec.models.hub import download_hint, is_local, refuse_gguf, retries_offline
+from vidspec.models.hub import download_hint, is_local, refuse_gguf, retries_offline, unreachable_reason
+from vidspec.models.machine import model_cache
 from vidspec.models.processor_files import read_text
 from vidspec.models.quantization_config import MODELOPT_FILE, check_method, modelopt_settings, quantization_config
-from vidspec.models.unsupported import KIN, kind_of, unsupported_error
 from vidspec.models.weight_files import check_files, optional_file
+from vidspec.registry import nearest
 
 #: Largest values of config keys, each far above those of published models.
 LARGEST_SIZES: Mapping[str, int] = {
@@ -24,6 +24,8 @@ LARGEST_SIZES: Mapping[str, int] = {
     r"hidden_size$|intermediate_size$|(^|_)(dim|heads)$": 1 << 20,
     r"vocab_size$": 1 << 24,
 }
+#: Classes whose configs claim another family's ``model_type``, and whose towers differ from it.
+OTHER_CLASSES = ("TarsierForConditionalGeneration",)
 #: Kinds of heads, as their configs' ``architectures`` and the drafters name them, and in words.
 HEADS = {"eagle3": "EAGLE-3", "dflash": "DFlash"}
 #: Keys of any head's config that describe no computation, or are other names of those of a block.
@@ -74,9 +76,10 @@ def read_config(name: str, *, text: bool = False) -> StockConfig:
         )
     refuse_assistant(name, source)
     check_sizes(name, source)
-    claimed = kind_of(claimed_config(source))
-    if claimed in KIN and claimed not in families:
-        raise unsupported_error(name, claimed)
+    claimed = claimed_config(source).get("model_type")
+    for architecture in _architectures(source):
+        if architecture in OTHER_CLASSES:
+            raise unsupported_error(name, architecture)
     try:
         config = _config(source)
     except VidspecError:
@@ -88,7 +91,7 @@ def read_config(name: str, *, text: bool = False) -> StockConfig:
                 hint=f"give --target BASE --adapter {name}, with the model it was trained on as BASE",
             ) from error
         needs_code = "trust_remote_code" in str(error)
-        if claimed is not None and not needs_code and claimed not in families and claimed not in TYPES:
+        if isinstance(claimed, str) and not needs_code and claimed not in families and claimed not in TYPES:
             raise unsupported_error(name, claimed) from error
         raise load_error(name, error) from error
     check_kernels(name, source)
@@ -159,6 +162,17 @@ def check_kernels(name: str, source: str) -> None:
             parts += [value]
 
 
+def unsupported_error(name: str, family: str, *, blind: bool = False) -> ModelError:
+    """Return the error for a model of an unsupported family; ``blind`` if it is a language model that can draft."""
+    valid = families.names()
+    suggestion = f"; nearest: {near}" if (near := nearest(family, valid)) else ""
+    return ModelError(
+        f"{name}: models of type {family} are not supported{suggestion}; supported: {', '.join(valid)}",
+        hint="a language model without vision can draft: --profile onsd --draft" if blind else None,
+        kind="family",
+    )
+
+
 def load_error(name: str, error: Exception) -> ModelError:
     """Return the error for a model that ``transformers`` could not load, with the places searched and a hint."""
     if "trust_remote_code" in str(error):
@@ -177,12 +191,9 @@ def load_error(name: str, error: Exception) -> ModelError:
                 kind="unreadable",
             )
         return ModelError(f"{name}: cannot be loaded: {_first_line(error)}", kind="unreadable")
-    import huggingface_hub.constants as hub
-
-    cache = os.environ.get("HF_HUB_CACHE") or hub.HF_HUB_CACHE
-    message = f"{name}: is neither a folder nor in the cache {cache}, and could not be fetched from the hub"
-    if hub.HF_HUB_OFFLINE:
-        message = f"the hub cannot be reached (offline mode is on), and the cache {cache} lacks files of {name}"
+    message = f"{name}: is neither a folder nor in the cache {model_cache()}, and could not be fetched from the hub"
+    if reason := unreachable_reason():
+        message = f"the hub cannot be reached ({reason}), and the cache {model_cache()} lacks files of {name}"
     return ModelError(f"{message}: {_first_line(error)}", hint=download_hint(name), kind="missing")
 
 
@@ -215,9 +226,14 @@ def claimed_config(source: str) -> dict[str, object]:
 
 def head_kind(name: str) -> str | None:
     """Return the drafter that takes the head of a hub id or folder, loadable or not; None if its config names none."""
-    architectures = claimed_config(str(Path(name).expanduser()) if is_local(name) else name).get("architectures")
-    named = " ".join(map(str, architectures)).lower() if isinstance(architectures, list) else ""
+    named = " ".join(_architectures(str(Path(name).expanduser()) if is_local(name) else name)).lower()
     return next((kind for kind in HEADS if kind in named), None)
+
+
+def _architectures(source: str) -> list[str]:
+    """Return the classes that a raw config names."""
+    found = claimed_config(source).get("architectures")
+    return [str(one) for one in found] if isinstance(found, list) else []
 
 
 def _config(source: str) -> StockConfig:

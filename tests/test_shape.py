@@ -23,7 +23,7 @@ from vidspec.display.state import PanelState
 from vidspec.embedded.samples import shipped
 from vidspec.engine.forward import Engine
 from vidspec.events.events import Finished, Round
-from vidspec.runs.run import _JobSource
+from vidspec.runs.run import _RunningClips
 
 ROOT = Path(vidspec.__file__).parent
 #: Parts of functions.
@@ -127,7 +127,7 @@ def test_the_way_from_the_arguments_to_the_first_clip(profiled, monkeypatch, cap
 
     A climb is a return to a file that was left before: where the reader goes back to it.
     """
-    way, take = {}, _JobSource.take
+    way, take = {}, _RunningClips.take
     rooms = tuple(f"{ROOT / room}/" for room in ("cli", "config", "runs"))
 
     def note(frame, event, argument):
@@ -142,7 +142,7 @@ def test_the_way_from_the_arguments_to_the_first_clip(profiled, monkeypatch, cap
         return request
 
     import_module("vidspec.cli.app")  # makes the options, once for each process
-    monkeypatch.setattr(_JobSource, "take", taken)
+    monkeypatch.setattr(_RunningClips, "take", taken)
     profiled(note)
     code = main(["caption", str(shipped()[-1]), "--format", "jsonl", "--set", "generate.max_new_tokens=2"])
     profiled(None)

@@ -50,8 +50,8 @@ def peak(paths: list[str], count: int) -> tuple[int, list[str]]:
             if work is None:
                 feed.wake.wait(0.1)
                 continue
-            if work.error is not None:
-                errors.append(str(work.error))
+            if work.job.error is not None:
+                errors.append(str(work.job.error))
             feed.release(work)
             del work
     over.set()

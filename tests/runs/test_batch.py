@@ -54,7 +54,7 @@ def test_each_outcome_comes_before_the_next_clip_starts(captioner):
 
 @pytest.mark.parametrize("turns", [(), ("What?", "Where?")])
 def test_a_job_is_one_from_the_plan_to_its_record(captioner, settings, turns):
-    """Parts are of it; when the record is kept it has neither frames nor a result, as a plan keeps all jobs."""
+    """Parts are of it; when the record is kept it has no result, as a plan keeps all jobs."""
     todo, how = [Job("good.mp4", number=1), Job("bug.mp4", number=2)], RunSpec(batch=1, turn=turns)
 
     def executor(jobs):
@@ -63,7 +63,7 @@ def test_a_job_is_one_from_the_plan_to_its_record(captioner, settings, turns):
 
     found = caption_remaining(todo, executor, RunStore(), *settings, Tally(total=2), RunObserver(), set())
     assert {id(one.planned_job): one.caption.path for one in found} == {id(one): one.path for one in todo}
-    assert all((one.clip, one.cache, one.reread, one.result, one.error) == (None,) * 5 for one in todo)
+    assert all((one.result, one.error) == (None, None) for one in todo)
 
 
 def test_a_planned_job_is_small():
@@ -72,11 +72,11 @@ def test_a_planned_job_is_small():
         Job("a.mp4").notes = "x"
 
 
-def test_another_process_gets_a_job_without_frames():
-    job = Job("a.mp4", id=7, clip=object(), reread=lambda: None, cache=object(), done={0: "A."}, error=VideoError("no"))
+def test_another_process_gets_a_job():
+    job = Job("a.mp4", id=7, done={0: "A."}, error=VideoError("no"))
     part = pickle.loads(pickle.dumps(job.part(1, 2)))
     assert (part.path, part.id, part.done, part.segment, str(part.error)) == ("a.mp4", 7, {0: "A."}, 1, "no")
-    assert all((one.clip, one.reread, one.cache) == (None,) * 3 for one in (part, part.planned_job))
+    assert (part.planned_job.path, part.planned_job.segment) == ("a.mp4", None)
 
 
 def test_interrupt_ends_the_run(captioner):

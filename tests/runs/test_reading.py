@@ -138,7 +138,7 @@ def test_a_captioners_objection_is_the_clips_error(reader):
         raise GenerationError(f"{path}: {prompt} {frames}", kind="context")
 
     (work,) = works([Job(CLIP, prompt="Why?", number=1)], RunSpec(), reader, refuse=refuse)
-    assert work.clip is None and str(work.error) == f"{CLIP}: Why? 3"
+    assert work.request is None and str(work.job.error) == f"{CLIP}: Why? 3"
 
 
 def test_a_reader_that_dies_is_named_and_replaced(reader):
@@ -406,7 +406,7 @@ def works(todo, how, *readers, **more):
     """All pieces in the order in which they come, each finished when it has come."""
     with closing(Feed(todo, how, PROFILE, readers, **more)) as feed:
         while (work := taken(feed)) is not None:
-            yield work
+            yield replace(work)
             feed.release(work)
 
 
@@ -431,11 +431,11 @@ def test_no_more_is_read_than_may_wait_and_than_memory_is_allowed(ahead, most, r
         assert read <= settled(slow, read) <= read + readers - 1
         assert feed.nbytes <= max(most, 1000 * readers)
         feed.release(first)
-        paths = {first.path}
+        paths = {first.job.path}
         while (work := taken(feed)) is not None:
             assert feed.nbytes <= max(most, 1000 * readers)
             feed.release(work)
-            paths.add(work.path)
+            paths.add(work.job.path)
     assert paths == set(map(str, range(20))) and slow.closed
 
 
@@ -461,36 +461,37 @@ def test_what_the_models_have_seen_makes_room():
     with closing(Feed(jobs_of(*map(str, range(20))), RunSpec(ahead=4), PROFILE, [slow], max_bytes=1000)) as feed:
         for number in range(20):
             work = taken(feed)
-            assert work.path == str(number) and feed.nbytes == 1000 and work.reread is not None
+            assert work.job.path == str(number) and feed.nbytes == 1000 and work.request.reread is not None
             feed.mark_encoded(work)
+            assert work.request is None
         assert feed.nbytes == 0
 
 
 @pytest.mark.parametrize("more", [{"verify": True}, {"baseline": True}, {"turn": ("What?",)}])
 def test_frames_that_are_needed_later_stay(more):
     (work,) = works(jobs_of("a"), RunSpec(**more), SlowReader())
-    assert work.reread is None and work.request(1, None).without_pixels().clip is work.clip
+    assert work.request.reread is None and work.request.without_pixels().clip is work.request.clip
 
 
 @pytest.mark.full
 def test_frames_are_read_again_from_the_file():
     (work,) = works(jobs_of(CLIP), RunSpec(), SlowReader())
-    bare = work.request(1, None).without_pixels()
-    assert len(bare.clip) == len(work.clip) and not bare.clip.frames.size
+    bare = work.request.without_pixels()
+    assert len(bare.clip) == len(work.request.clip) and not bare.clip.frames.size
     assert np.array_equal(bare.reread().frames, read(CLIP, **VIDEO).frames)
 
 
 def test_one_reader_hands_over_in_order_and_several_what_is_ready():
-    assert [work.path for work in works(jobs_of("a", "b", "c"), RunSpec(), SlowReader())] == ["a", "b", "c"]
+    assert [work.job.path for work in works(jobs_of("a", "b", "c"), RunSpec(), SlowReader())] == ["a", "b", "c"]
     slow = SlowReader()
     with closing(Feed(jobs_of("hang", *"abcdefgh"), RunSpec(ahead=3), PROFILE, [slow, slow])) as feed:
         for name in "abcdefgh":
             work = taken(feed)
-            assert work.path == name
+            assert work.job.path == name
             feed.release(work)
         assert feed.take() is None and not feed.over
         slow.ended.set()
-        assert isinstance(taken(feed).error, VideoError) and feed.over
+        assert isinstance(taken(feed).job.error, VideoError) and feed.over
 
 
 def test_readers_by_what_they_are_worth(monkeypatch):
@@ -517,10 +518,10 @@ def test_preprocessing_is_done_ahead_and_counts(monkeypatch):
     ) as feed:
         while (work := taken(feed)) is not None:
             before = feed.nbytes
+            found.append(work.request)
             feed.release(work)
             sizes.append(before - feed.nbytes)
-            found.append(work)
-    assert [work.clip is not None for work in found] == [True, True, False, True] and len(prepared) == 3
+    assert [request is not None for request in found] == [True, True, False, True] and len(prepared) == 3
     assert sizes == [1500, 1000, 0, 1500]
     monkeypatch.setattr("vidspec.runs.executors.local.ClipReader", lambda timeout, stall: SlowReader())
     captioner = FakeCaptioner()
@@ -576,8 +577,9 @@ def test_frames_are_let_go_clip_by_clip(settings):
 
 def test_errors_of_clips_are_works_and_bugs_are_raised():
     bad, good = works(jobs_of("bad", "good"), RunSpec(), SlowReader())
-    assert isinstance(bad.error, VideoError) and good.clip is not None
-    (whole,) = works(jobs_of("uncut"), RunSpec(segment=2.0), SlowReader())
+    assert isinstance(bad.job.error, VideoError) and good.request.clip is not None
+    (uncut,) = works(jobs_of("uncut"), RunSpec(segment=2.0), SlowReader())
+    whole = uncut.job
     assert isinstance(whole.error, VideoError) and whole.segment is None and whole.is_last
 
     def broken():
@@ -603,7 +605,8 @@ def test_tasks_may_be_long_in_coming():
 
 def test_segments_that_are_done_are_not_read():
     job = Job("a", done={0: "first", 2: None})
-    (part,) = works([job], RunSpec(segment=2.0), SlowReader())
+    (read,) = works([job], RunSpec(segment=2.0), SlowReader())
+    part = read.job
     assert (part.segment, part.segments, part.start, part.end, part.is_last) == (1, 3, 2.0, 4.0, True)
     assert part.planned_job is job and job.segment is None
 
@@ -613,14 +616,14 @@ def test_of_a_clip_with_context_a_third_segment_is_read_when_one_is_finished():
     slow = SlowReader()
     config = RunSpec(segment=2.0, context=True)
     with closing(Feed(jobs_of("a", "b"), config, PROFILE, [slow, slow])) as feed:
-        inside = sorted((taken(feed) for _ in range(4)), key=lambda job: (job.path, job.segment))
-        assert [(job.path, job.segment) for job in inside] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+        inside = sorted((taken(feed) for _ in range(4)), key=lambda work: (work.job.path, work.job.segment))
+        assert [(work.job.path, work.job.segment) for work in inside] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
         settled(slow, 4)
         assert feed.take() is None and not feed.over
-        for job in inside[:1] + inside[2:3]:
-            feed.release(job)
+        for work in inside[:1] + inside[2:3]:
+            feed.release(work)
             third = taken(feed)
-            assert (third.path, third.segment, third.is_last) == (job.path, 2, True)
+            assert (third.job.path, third.job.segment, third.job.is_last) == (work.job.path, 2, True)
             feed.release(third)
         assert feed.over
 

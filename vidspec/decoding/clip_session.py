@@ -44,6 +44,11 @@ class ClipSession:
         """True if every prompt has begun."""
         return not self._waiting
 
+    @property
+    def can_begin(self) -> bool:
+        """True if a prompt can begin: the first by itself, all others once it has been read or has failed."""
+        return bool(self._waiting) and not (self.begun and (self._apart or not self._is_read))
+
     def turn(self, text: str, earlier: tuple[DialogueTurn, ...] | None = None) -> CaptionRequest:
         """Return the request of the turn after ``earlier``, or after all exchanges."""
         earlier = self.exchanges if earlier is None else earlier
@@ -55,12 +60,8 @@ class ClipSession:
         self._apart = apart
 
     def take(self) -> CaptionRequest | None:
-        """Return the request of the next prompt that can begin; None if there is none now.
-
-        The first runs by itself until it has been read; then all others can begin. If it fails before, the next one
-        reads.
-        """
-        if not self._waiting or (self.begun and (self._apart or not self._is_read)):
+        """Return the request of the next prompt that can begin; None if there is none now."""
+        if not self.can_begin:
             return None
         index, text = self._waiting.popleft()
         request = replace(self._ask(text, Question("prompt", index), self.exchanges), key=index)

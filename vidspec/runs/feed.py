@@ -8,13 +8,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from vidspec.events.wake import WakeEvent
+from vidspec.models.request import CaptionRequest
 from vidspec.runs.allowance import fetch_limits
-from vidspec.runs.job import Job, asked_of, is_one_by_one, questions_of
+from vidspec.runs.job import Job, JobOptions, asked_of, is_one_by_one, questions_of
 from vidspec.runs.sources.base import ClipOpener
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from vidspec.video.base import Clip
     from vidspec.video.reading import CheckFrameCount
 
-__all__ = ["MAX_BYTES", "Feed", "Prepare", "Refuse", "cores", "reader_count"]
+__all__ = ["MAX_BYTES", "Feed", "PartInput", "Prepare", "Refuse", "cores", "reader_count"]
 
 #: Preprocesses a clip for the captioner in advance; returns the bytes of memory that the result takes.
 Prepare: TypeAlias = "Callable[[Clip], int]"
@@ -49,6 +50,21 @@ def reader_count(spec: RunSpec, clips: int | None = None) -> int:
     if spec.batch_size == 1 or (clips is not None and clips < 2 and spec.segment is None):
         return 1
     return max(2, min(MAX_READERS, cores() // 2))
+
+
+@dataclass(slots=True, eq=False)
+class PartInput:
+    """A clip, or a part of it, as it has been read.
+
+    Attributes:
+        job: with the error of reading it, if there was one.
+        request: what the captioner is asked about its frames; None after an error, and once the models need no frame.
+        spans: start and end of all segments of its clip, in seconds; empty if it is not cut.
+    """
+
+    job: Job
+    request: CaptionRequest | None = None
+    spans: Sequence[tuple[float, float]] = ()
 
 
 class Feed:
@@ -96,9 +112,9 @@ class Feed:
         self._changed = threading.Condition()
         self._drawing = self._drawn = self._closed = False
         self._busy = 0  # threads that are reading or cutting
-        self._unread: deque[Job] = deque()
-        self._following: dict[int, deque[Job]] = {}  # segments read once others are released, by clip
-        self._ready: deque[Job] = deque()
+        self._unread: deque[PartInput] = deque()
+        self._following: dict[int, deque[PartInput]] = {}  # segments read once others are released, by clip
+        self._ready: deque[PartInput] = deque()
         self._bytes: dict[tuple[int, int | None], int] = {}
         self._largest = 0
         self._exception: BaseException | None = None
@@ -119,7 +135,7 @@ class Feed:
         """Bytes of all parts that the models have not encoded."""
         return sum(self._bytes.values())
 
-    def take(self) -> Job | None:
+    def take(self) -> PartInput | None:
         """Return the next part, or None if none is ready. Never blocks.
 
         Raises:
@@ -131,14 +147,16 @@ class Feed:
             self._changed.notify_all()
             return self._ready.popleft() if self._ready else None
 
-    def mark_encoded(self, job: Job) -> None:
-        """Mark a taken part as encoded by the models: its frames and preprocessed input are freed."""
+    def mark_encoded(self, part: PartInput) -> None:
+        """Free the frames and preprocessed input of a taken part that the models have encoded."""
+        part.request, job = None, part.job
         with self._changed:
             self._bytes.pop((job.number, job.segment), None)
             self._changed.notify_all()
 
-    def release(self, job: Job) -> None:
+    def release(self, part: PartInput) -> None:
         """Release the memory of a taken part that is captioned or has failed."""
+        part.request, job = None, part.job
         with self._changed:
             self._bytes.pop((job.number, job.segment), None)
             if following := self._following.pop(job.number, None):
@@ -172,27 +190,23 @@ class Feed:
 
     def _run(self, reader: ClipReader) -> None:
         try:
-            while (job := self._next_job()) is not None:
-                segments: list[Job] = []
-                ready: Job | None = None
-                size = 0
-                if job.error is not None:
-                    ready = job
-                elif self.spec.segment is None or job.segment is not None:
-                    ready, size = job, self._read(job, reader)
-                else:
-                    try:
+            while (part := self._next_part()) is not None:
+                job, segments, size = part.job, None, 0
+                try:
+                    if job.error is None and self.spec.segment is not None and job.segment is None:
                         segments = self._cut(job, reader)
-                    except Exception as error:
-                        job.error, ready = error, job
+                    elif job.error is None:
+                        size = self._read(part, reader)
+                except Exception as error:
+                    job.error = error
                 with self._changed:
                     self._busy -= 1
                     self._bytes[job.number, job.segment] = size
-                    if ready is None:
+                    if segments is not None:
                         del self._bytes[job.number, job.segment]
+                        self._queue_segments(segments)
                     elif not self._closed:
-                        self._ready.append(ready)
-                    self._queue_segments(segments)
+                        self._ready.append(part)
                     self._largest = max(self._largest, size)
                     self._changed.notify_all()
                 self.wake.set()
@@ -202,18 +216,18 @@ class Feed:
                 self._changed.notify_all()
         self.wake.set()
 
-    def _next_job(self) -> Job | None:
-        """Return a job to read or to cut; None if there are no more."""
+    def _next_part(self) -> PartInput | None:
+        """Return a clip or part to read, or a clip to cut; None if there are no more."""
         with self._changed:
             while True:
                 self._changed.wait_for(self._can_continue)
                 if self._closed or self._exception is not None or self._drained:
                     return None
                 if self._unread:
-                    job = self._unread.popleft()
-                    self._bytes[job.number, job.segment] = self._largest
+                    part = self._unread.popleft()
+                    self._bytes[part.job.number, part.job.segment] = self._largest
                     self._busy += 1
-                    return job
+                    return part
                 self._drawing = True
                 self._changed.release()
                 try:
@@ -225,74 +239,77 @@ class Feed:
                 if drawn is None:
                     self._drawn = True
                 else:
-                    self._unread.append(drawn)
+                    self._unread.append(PartInput(drawn))
 
     def _can_continue(self) -> bool:
         if self._closed or self._exception is not None or self._drained:
             return True
         return bool(self._unread or not (self._drawing or self._drawn)) and self._has_room()
 
-    def _queue_segments(self, segments: Sequence[Job]) -> None:
+    def _queue_segments(self, segments: Sequence[PartInput]) -> None:
         """Queue the segments of one clip for reading."""
-        if segments[2:] and is_one_by_one(segments[0], self.spec) and not self._in_order:
+        if segments[2:] and is_one_by_one(segments[0].job, self.spec) and not self._in_order:
             self._unread.extend(segments[:2])
-            self._following[segments[0].number] = deque(segments[2:])
+            self._following[segments[0].job.number] = deque(segments[2:])
         else:
             self._unread.extend(segments)
 
-    def _cut(self, job: Job, reader: ClipReader) -> list[Job]:
+    def _cut(self, job: Job, reader: ClipReader) -> list[PartInput]:
         """Return the segments of a clip that are left."""
         with self._files.local(job) as file:
             spans = reader.segments(file, self.spec.segment_length or "scenes", job.start, job.end)
-        parts = [job.part(number, len(spans)) for number in range(len(spans)) if number not in job.done]
-        for part in parts:
-            part.start, part.end = spans[part.segment or 0]
-            part.spans = tuple(spans) if self.spec.summary else ()
-        return parts
+        left = [number for number in range(len(spans)) if number not in job.done]
+        return [PartInput(job.part(number, len(spans), *spans[number]), spans=spans) for number in left]
 
-    def _read(self, job: Job, reader: ClipReader) -> int:
-        """Read the frames of a job, or set the error of reading them; return its size in bytes."""
-        began = time.monotonic()
-        job.asked = asked_of(job, self.profile)
-        check = partial(self._refuse, job.path, job.asked) if self._refuse is not None else None
-        place = job.place
-        try:
-            job.clip = _read_clip(self._files, reader, self._video, place, check)
-        except Exception as error:
-            job.error = error
-        job.spent = time.monotonic() - began
-        if job.error is not None:
-            return 0
+    def _read(self, part: PartInput, reader: ClipReader) -> int:
+        """Read the frames of a part; return its size in bytes."""
+        job, own, began = part.job, part.job.options or JobOptions(), time.monotonic()
+        prompt = asked_of(job, self.profile)
+        check = partial(self._refuse, job.path, prompt) if self._refuse is not None else None
+        clip = _read_clip(self._files, reader, self._video, job, check)
+        reread = None
         if not (self.spec.baseline or self.spec.verify or questions_of(job, self.spec)):  # these reuse frames
-            job.reread = partial(_read_again, self.spec, self.profile.video.stall, self._video, place)
-        if job.clip is None:
+            reread = partial(_read_again, self.spec, self.profile.video.stall, self._video, job)
+        part.request = CaptionRequest(
+            job.path,
+            clip,
+            prompt,
+            own.system,
+            job.start,
+            job.end,
+            spent=time.monotonic() - began,
+            earlier=own.earlier,
+            reread=reread,
+            generate=own.generate,
+        )
+        if clip is None:
             return 0
-        size = job.clip.nbytes
+        size = clip.nbytes
         if self._prepare is not None:
             with suppress(Exception):
-                size += self._prepare(job.clip)
+                size += self._prepare(clip)
         return size
 
 
-def _read_again(spec: RunSpec, stall: float, video: Mapping[str, object], place: Job) -> Clip:
+def _read_again(spec: RunSpec, stall: float, video: Mapping[str, object], job: Job) -> Clip:
     from vidspec.runs.reader import ClipReader
 
     files, reader = ClipOpener(fetch_limits(spec)), ClipReader(spec.timeout, stall)
     with closing(files), closing(reader):
-        return _read_clip(files, reader, video, place)
+        return _read_clip(files, reader, video, job)
 
 
 def _read_clip(
     files: ClipOpener,
     reader: ClipReader,
     video: Mapping[str, object],
-    place: Job,
+    job: Job,
     check: CheckFrameCount | None = None,
 ) -> Clip:
     """Return the frames of a clip; one of a shard has its own name, not that of the file it was copied to."""
-    with files.local(place) as file:
-        own = {} if place.options is None else place.options.video
-        clip = reader.read(file, place.start, place.end, {**video, **own}, check)
-    if place.source is None or clip is None:
+    with files.local(job) as file:
+        own = {} if job.options is None else job.options.video
+        clip = reader.read(file, job.start, job.end, {**video, **own}, check)
+    if job.source is None or clip is None:
         return clip
-    return replace(clip, facts=replace(clip.facts, path=place.path))
+    return replace(clip, facts=replace(clip.facts, path=job.path))

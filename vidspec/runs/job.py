@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 from vidspec.errors import VidspecError
 from vidspec.escaping import mark_value
 from vidspec.events.record import Caption, failed_caption
-from vidspec.models.request import CaptionRequest, DialogueTurn, Question
+from vidspec.models.request import DialogueTurn
 from vidspec.runs.rendering import column_text, fill_fields, has_field, names_in_braces, template_fields
 
 if TYPE_CHECKING:
     from vidspec.config.run_spec import RunSpec
     from vidspec.config.schema import Profile
-    from vidspec.models.prefix_cache import PrefixCache
     from vidspec.runs.store.records import FileContent
-    from vidspec.video.base import Clip
 
 __all__ = [
     "CONTEXT",
@@ -26,7 +24,6 @@ __all__ = [
     "JobOptions",
     "JobQuestions",
     "MemberSource",
-    "TextPass",
     "asked_of",
     "is_one_by_one",
     "named_fields",
@@ -34,15 +31,8 @@ __all__ = [
     "questions_of",
 ]
 
-#: A second pass without the video: over a caption, or over those of all segments.
-TextPass: TypeAlias = Literal["rewrite", "summary"]
-
 #: Prompt of a segment that quotes the previous segment's caption.
 CONTEXT = "{prompt}\n\nThis is a later part of a longer video. The part before it was described like this: {previous}"
-
-
-#: Fields of a job that stay in their process.
-_LOCAL = ("clip", "reread", "cache")
 
 
 class JobQuestions(NamedTuple):
@@ -96,10 +86,9 @@ class MemberSource(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A clip of a run, or one part of it: a segment, or one of several questions. The one mutable state of a clip.
+    """A clip of a run, or one part of it: a segment, or one of several questions. Says what and where, and the result.
 
-    ``collect_inputs`` makes it from a path and the plan numbers it. The feed adds frames, the run the prompt, and at
-    the end the result. A part is made once, from the job of its clip. Pickled, it has neither frames nor caches.
+    Sources make it from a path, and the plan numbers it. A part is made once, from the job of its clip.
 
     Attributes:
         path: as the user named it.
@@ -120,18 +109,8 @@ class Job:
         run_alone: True if it runs alone on its worker, part by part, after a part of it ended a process.
         planned: the clip that it is a part of; None for a clip.
         segment, segments: index of the part, from 0, and number of parts; None for the whole clip.
-        spans: start and end of all segments; empty for a run without a summary.
-        clip: its frames, none for a second pass; None before they are read and once the models have them.
-        reread: reads the frames again; None if they stay until the end.
-        spent: seconds of reading.
-        asked: prompt for the model, fields filled; None for the profile's.
-        question: index among several questions about the clip.
-        earlier: earlier turns of the dialogue.
-        cache: prefix cache shared with the other questions.
-        key: number by which observers know it.
-        text_pass: second pass over its caption, without the video, in progress.
-        result: its caption, or the record of its failure; None before that.
-        error: why it has no caption, or why its frames could not be read.
+        result: its caption, or the record of its failure; None before that, and once its record is kept.
+        error: why it has no caption, or why it could not be read.
     """
 
     path: str
@@ -155,76 +134,24 @@ class Job:
     planned: Job | None = None
     segment: int | None = None
     segments: int | None = None
-    spans: tuple[tuple[float, float], ...] = ()
-    clip: Clip | None = None
-    reread: Callable[[], Clip] | None = None
-    spent: float = 0.0
-    asked: str | None = None
-    question: Question | None = None
-    earlier: tuple[DialogueTurn, ...] = ()
-    cache: PrefixCache | None = None
-    key: int = 0
-    text_pass: TextPass | None = None
     result: Caption | None = None
     error: Exception | None = None
-
-    def __getstate__(self) -> dict[str, object]:
-        return {one: getattr(self, one) for one in self.__slots__ if one not in _LOCAL}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        for name, value in (dict.fromkeys(_LOCAL) | state).items():
-            setattr(self, name, value)
-
-    @property
-    def place(self) -> Job:
-        """The clip as sources and readers need it, without frames and results."""
-        bare = Job(self.path, start=self.start, end=self.end, source=self.source, shard=self.shard)
-        bare.columns, bare.options, bare.id = self.columns, self.options, self.id
-        return bare
 
     def member(self, path: str, source: MemberSource | None, error: Exception | None = None) -> Job:
         """Return the job of a clip in this shard."""
         return replace(self, path=path, source=source, shard=self.path, error=error)
 
-    def part(self, segment: int, segments: int) -> Job:
-        """Return the job of a part of this clip, which shares its frames and cache."""
-        return replace(self, planned=self, segment=segment, segments=segments)
-
-    def request(self, key: int, timeout: float | None) -> CaptionRequest:
-        """Return what a captioner is asked: the prompt about the frames, or that of the second pass without them."""
-        if self.text_pass is not None:
-            return CaptionRequest(self.path, self.clip, self.asked, key=key, timeout=timeout)
-        own = self.options or JobOptions()
-        return CaptionRequest(
-            self.path,
-            self.clip,
-            self.asked,
-            own.system,
-            start=self.start,
-            end=self.end,
-            key=key,
-            timeout=timeout,
-            spent=self.spent,
-            earlier=(*own.earlier, *self.earlier),
-            question=self.question,
-            cache=self.cache,
-            reread=self.reread,
-            generate=own.generate,
-        )
+    def part(self, segment: int, segments: int, start: float | None = None, end: float | None = None) -> Job:
+        """Return the job of a part of this clip, of its time range unless the part has its own."""
+        part = replace(self, planned=self, segment=segment, segments=segments)
+        if start is not None:
+            part.start, part.end = start, end
+        return part
 
     def fail(self, error: Exception, profile: str | None) -> Job:
         """Set the record of a failure, and return the job."""
         self.result, self.error = failed_caption(self.path, VidspecError.of(error), profile=profile), error
         return self
-
-    def release_frames(self) -> None:
-        """Drop frames and caches, which the models need no more."""
-        self.clip = self.cache = self.reread = None
-
-    def release(self) -> None:
-        """Drop the result as well, after its record was kept: the plan keeps the job for its place."""
-        self.release_frames()
-        self.result = self.error = None
 
     @property
     def caption(self) -> Caption:
@@ -254,12 +181,6 @@ class Job:
         relative = os.path.relpath(self.path, self.root)
         outside = relative == os.pardir or relative.startswith(os.pardir + os.sep) or os.path.isabs(relative)
         return os.path.basename(self.path) if outside else relative
-
-    @property
-    def previous(self) -> int | None:
-        """Number of the part before it in the same run; None for the first."""
-        before = range((self.segment or 0) - 1, -1, -1)
-        return next((number for number in before if number not in self.done), None)
 
     @property
     def is_last(self) -> bool:

@@ -226,7 +226,7 @@ def caption_remaining(
                 codes.add(exit_code([one.error]))
                 observer.result(one.caption, one.error, ClipPart(one.start, one.end, one.segment, one.segments), tally)
                 yield one
-                one.release()
+                one.result = one.error = None  # the plan keeps the job for its place
             if max_failures is not None and tally.failed >= max_failures and tally.done < tally.total:
                 tally.stopped = f"{tally.failed} failed, as many as --max-failures allows"
     finally:

@@ -1,10 +1,14 @@
-"""Caption jobs, several at a time, and continue after failures. Independent of models and record files."""
+"""Caption jobs, several at a time: each clip is a generator, and one pass of the models serves all that ask.
+
+Continues after failures. Independent of models and record files.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from vidspec.config.prompts import EVENTS_SCHEMA
@@ -16,9 +20,10 @@ from vidspec.events.events import Event, Finished, InputsReleased, LoopLoad
 from vidspec.events.observer import RunObserver
 from vidspec.events.record import Caption
 from vidspec.models.request import CaptionRequest, DialogueTurn
+from vidspec.runs.feed import PartInput
 from vidspec.runs.formats.base import time_range
 from vidspec.runs.job import CONTEXT, Job, is_one_by_one, questions_of
-from vidspec.runs.text_pass import begin_rewrite, begin_summary, end_text_pass
+from vidspec.runs.text_pass import Ask, Steps, rewrite, summarise
 from vidspec.runs.timed_events import checked_events, timed_events
 
 if TYPE_CHECKING:
@@ -31,14 +36,14 @@ __all__ = ["caption_jobs", "exit_code"]
 
 def caption_jobs(
     captioner: Captioner,
-    source: Feed,
+    feed: Feed,
     spec: RunSpec,
     observer: RunObserver | None = None,
     on_begin: Callable[[Job], None] = lambda job: None,
     *,
     total: int = 1,
 ) -> Iterator[Job]:
-    """Caption the jobs of ``source``; yield each part with its result, as soon as that is known.
+    """Caption the jobs of ``feed``; yield each part with its result, as soon as that is known.
 
     Results of one clip's parts come in order. A failure of a clip, even a bug, becomes its result and does not end the
     run; KeyboardInterrupt does. ``on_begin`` is called with each job that the captioner takes. ``total`` is the number
@@ -46,20 +51,21 @@ def caption_jobs(
     """
     if spec.baseline:
         captioner.client.warm_up()  # else the first clip's speed-up would include one-time costs
-    jobs = _JobSource(captioner, source, spec, observer or RunObserver(), on_begin, total)
-    while not jobs.done:
-        before = jobs.count
-        events = captioner.client.serve(jobs, batch=spec.batch_size, wake=source.wake)
+    clips = _RunningClips(captioner, feed, spec, observer or RunObserver(), on_begin, total)
+    while not clips.done:
+        before = clips.count
+        events = captioner.client.serve(clips, batch=spec.batch_size, wake=feed.wake)
         try:
             for key, event in events:
-                yield from jobs.unreadable_results()
-                yield from jobs.handle(key, event)
+                yield from clips.results()
+                clips.handle(key, event)
+                yield from clips.results()
         finally:
             if isinstance(events, Generator):
                 events.close()
-        yield from jobs.unreadable_results()
-        yield from jobs.abandoned_results()
-        if jobs.count == before and not jobs.done:
+        clips.abandon()
+        yield from clips.results()
+        if clips.count == before and not clips.done:
             raise RuntimeError("the captioner ended before it had taken a clip")
 
 
@@ -69,272 +75,252 @@ def exit_code(errors: Iterable[Exception | None]) -> int:
     return 3 if 3 in codes else 1 if codes else 0
 
 
-class _ClipParts:
-    """Parts of one clip in order: yields parts that can start, and results that are due.
-
-    A clip without parts is one part. Segments come from the feed one by one; questions are created here from the whole
-    clip with its frames.
-    """
-
-    def __init__(self, job: Job, spec: RunSpec, prompt: str) -> None:
-        self.job, self._spec, self._prompt = (
-            job.planned_job,
-            spec,
-            prompt,
-        )  # the job has the frames that questions share
-        questions = None if job.error is not None else questions_of(job, spec)
-        self._questions = questions and questions.filled(job.fields)
-        self._session: ClipSession | None = None  # of questions
-        self._asked: dict[int, CaptionRequest] = {}  # by number of the question
-        self._ready: deque[Job] = deque()
-        self._waiting: dict[int | None, Job] = {}  # waiting segments, by the one before
-        self._early_results: dict[int | None, Job] = {}  # results not due yet, by the part before
-        self._last_done: int | None = None
-        self._last_caption: str | None = None  # of the last part whose result was returned
-        self._captions: dict[int, str | None] = dict(job.done)  # of all parts so far
-
-    @property
-    def has_questions(self) -> bool:
-        """True if the parts are questions about one clip, sharing its frames."""
-        return self._questions is not None
-
-    @property
-    def over(self) -> bool:
-        """True if all parts received so far have started."""
-        return not (self._ready or self._waiting) and (self._session is None or self._session.over)
-
-    def add(self, job: Job) -> None:
-        """Add the clip with its frames, or a segment of it, from the feed."""
-        if self._questions is not None:
-            left = [(number, text) for number, text in enumerate(self._questions.texts) if number not in job.done]
-            if self._questions.in_turns:
-                self._begin_dialogue(left[0][0])
-            else:
-                self._session = ClipSession(job.request(0, None))
-                self._session.add_prompts(left, apart=job.run_alone)
-        elif is_one_by_one(job, self._spec) and job.previous != self._last_done:
-            self._waiting[job.previous] = job
-        else:
-            self._ready.append(self._with_context(job))
-
-    def take(self) -> Job | None:
-        """Return the next part that can start; None if there is none now."""
-        if self._ready:
-            return self._ready.popleft()
-        request = self._session.take() if self._session is not None else None
-        return None if request is None else self._question(request)
-
-    def mark_read(self, job: Job) -> None:
-        """Note that the models have read a part."""
-        if self._session is not None:
-            self._session.mark_read(self._asked[job.segment or 0])
-
-    def finish_part(self, job: Job) -> list[Job]:
-        """Note the result of one part; return the results that are due now, in part order."""
-        if self._session is not None and self._questions is not None:
-            answer = job.caption.text_about_video
-            if not self._questions.in_turns:
-                self._session.mark_ended(job.segment or 0)
-            elif not job.is_last:
-                self._session.mark_answered(self._asked[job.segment or 0], answer or "")
-                self._add_turn(failed=answer is None)
-        due = []
-        self._early_results[job.previous] = job
-        while (one := self._early_results.pop(self._last_done, None)) is not None:
-            self._last_done, self._last_caption = one.segment, one.caption.text_about_video
-            if one.segment is not None:
-                self._captions[one.segment] = self._last_caption
-            due.append(one)
-        if (later := self._waiting.pop(self._last_done, None)) is not None:
-            self._ready.append(self._with_context(later))
-        return due
-
-    def rewrite(self, job: Job) -> bool:
-        """Queue the second pass over a job's caption; False if there is none."""
-        if self._spec.rewrite is None or not begin_rewrite(job, self._spec.rewrite):
-            return False
-        self._ready.append(job)
-        return True
-
-    def summarise(self, job: Job) -> bool:
-        """Queue the summary of all segments after the result of the last; False if there is none."""
-        begun = begin_summary(job, self._captions)
-        self._ready += [job] * begun
-        return begun
-
-    def _with_context(self, job: Job) -> Job:
-        """Quote the previous caption in the prompt of a segment, if configured and available."""
-        number = (job.segment or 0) - 1
-        before = self._last_caption if number == self._last_done else job.done.get(number)
-        if self._spec.context and before:
-            job.asked = CONTEXT.format(prompt=job.asked or self._prompt, previous=mark_value(before))
-        return job
-
-    def _question(self, request: CaptionRequest) -> Job:
-        """Return the part that asks a question of the session."""
-        assert self._questions is not None and request.question is not None
-        number = request.question.index
-        part, self._asked[number] = self.job.part(number, len(self._questions.texts)), request
-        part.question, part.asked, part.earlier = request.question, request.prompt, request.earlier
-        part.cache, part.spent = request.cache, request.spent
-        return part
-
-    def _begin_dialogue(self, first: int) -> None:
-        """Queue the first unfinished turn; all later turns run again."""
-        assert self._questions is not None
-        job, texts = self.job, self._questions.texts
-        job.done = {number: job.done[number] for number in range(first)}
-        self._session = ClipSession(job.request(0, None))
-        self._session.exchanges = tuple(DialogueTurn(texts[at], answer or "") for at, answer in job.done.items())
-        self._add_turn(failed=None in job.done.values())
-
-    def _add_turn(self, *, failed: bool) -> None:
-        """Queue the next turn, with an error if one before it failed."""
-        assert self._session is not None and self._questions is not None
-        part = self._question(self._session.turn(self._questions.texts[len(self._session.exchanges)]))
-        if failed:
-            part.error = GenerationError(f"{part.path}: the turn before it failed", kind="turn")
-        self._ready.append(part)
-
-
-class _JobSource:
-    """Source of requests for the captioner, which also turns its events into results.
+class _RunningClips:
+    """Clips of a run in progress: drives their generators, and hands their requests to the captioner.
 
     Attributes:
-        count: number of started requests; also the key of the last one.
+        count: number of parts and requests so far; also the key of the last one.
     """
 
     def __init__(
         self,
         captioner: Captioner,
-        source: Feed,
+        feed: Feed,
         spec: RunSpec,
         observer: RunObserver,
         on_begin: Callable[[Job], None],
         total: int,
     ) -> None:
-        self._captioner, self._source, self._spec, self._observer = captioner, source, spec, observer
-        self._on_begin, self._total, self._profile = on_begin, total, captioner.client.profile
+        self.captioner, self.feed, self.spec, self.observer = captioner, feed, spec, observer
+        self.profile = captioner.client.profile
         self.count = 0
-        self._running: dict[int, Job] = {}
-        self._unreadable: list[Job] = []
-        self._clips: dict[int, _ClipParts] = {}
+        self._on_begin, self._total = on_begin, total
+        self._clips: dict[int, _ClipRun] = {}
+        self._waiting: deque[tuple[Steps, Ask | Callable[[], bool]]] = deque()
+        self._asked: dict[int, tuple[Steps, Ask]] = {}  # without frames
+        self._results: deque[Job] = deque()
 
     @property
     def done(self) -> bool:
-        """True if no more jobs will come."""
-        return self._source.over and all(parts.over for parts in self._clips.values())
+        """True if nothing more will be asked, but for what follows from requests in flight."""
+        return self.feed.over and not self._waiting
 
     @property
     def over(self) -> bool:
-        """True if no jobs come, finally or until the run has collected the results of unreadable clips."""
-        return bool(self._unreadable) or self.done
+        """True if no request comes, finally or until the run has collected results."""
+        return bool(self._results) or self.done
 
     def take(self) -> CaptionRequest | None:
-        """Return the request of the next job with frames; None if there is none now."""
-        while (job := self._next()) is not None:
+        """Return the next request; None if there is none now."""
+        while True:
+            ready = (at for at, (_, step) in enumerate(self._waiting) if isinstance(step, Ask) or step())
+            if (at := next(ready, None)) is not None:
+                steps, step = self._waiting[at]
+                del self._waiting[at]
+                if isinstance(step, Ask):
+                    return self._begin_request(steps, step)
+                self.advance(steps)
+            elif (part := self.feed.take()) is not None:
+                number = part.job.number
+                if number not in self._clips:
+                    self._clips[number] = _ClipRun(self, part.job)
+                self.advance(self._clips[number].steps(part))
+            else:
+                return None
+            if self._results:
+                self.feed.wake.set()  # an idle captioner waits and must see that this is over
+
+    def _begin_request(self, steps: Steps, ask: Ask) -> CaptionRequest:
+        request = ask.request
+        if request.key is None:
             self.count += 1
-            if job.text_pass is None:
-                job.key = self.count
-                self._observer.begin(job.key, job.path, self._total)
-                if job.error is not None:
-                    self._unreadable.append(job)
-                    self._source.wake.set()  # an idle captioner waits and must see that this is over
-                    continue
-                self._on_begin(job)
-            self._running[self.count] = job
-            return job.request(self.count, self._spec.timeout)
-        return None
+            request = replace(request, key=self.count)
+        assert isinstance(request.key, int)
+        clip = request.clip if request.text_only else None
+        self._asked[request.key] = steps, ask._replace(request=CaptionRequest(request.path, clip))
+        return replace(request, timeout=self.spec.timeout)
 
-    def _next(self) -> Job | None:
-        for parts in self._clips.values():
-            if (job := parts.take()) is not None:
-                return job
-        while (job := self._source.take()) is not None:
-            if job.number not in self._clips:
-                self._clips[job.number] = _ClipParts(job, self._spec, self._profile.generate.prompt)
-            parts = self._clips[job.number]
-            parts.add(job)
-            if (part := parts.take()) is not None:
-                return part
-        return None
-
-    def unreadable_results(self) -> Iterator[Job]:
-        """Yield unreadable jobs with their results."""
-        while self._unreadable:
-            job = self._unreadable.pop(0)
-            yield from self._finish_job(job, None, job.error)
-
-    def abandoned_results(self) -> Iterator[Job]:
-        """Yield jobs that the captioner left unfinished, with failed results."""
-        for job in [self._running.pop(key) for key in list(self._running)]:
-            yield from self._finish_job(job, None, RuntimeError(f"the stream of {job.path} ended without a caption"))
-
-    def handle(self, key: Hashable, event: Event | LoopLoad | Exception) -> Iterator[Job]:
-        """Handle one event of the captioner; yield the jobs whose results become due."""
+    def handle(self, key: Hashable, event: Event | LoopLoad | Exception) -> None:
+        """Handle one event of the captioner."""
         if isinstance(event, LoopLoad):
-            self._observer.load(event)
+            self.observer.load(event)
             return
         assert isinstance(key, int)
-        job = self._running[key]
+        steps, ask = self._asked[key]
         if isinstance(event, Exception):
-            del self._running[key]
-            yield from self._finish_job(job, None, event)
+            del self._asked[key]
+            self.advance(steps, event)
             return
-        if job.text_pass is None:
-            self._observer.event(key, event)
+        if not ask.request.text_only:
+            self.observer.event(key, event)
         if isinstance(event, Finished):
-            del self._running[key]
-            yield from self._finish_job(job, event.caption, None)
-        elif isinstance(event, InputsReleased) and job.text_pass is None:
-            self._clips[job.number].mark_read(job)
-            if job.reread is not None:
-                job.release_frames()
-                self._source.mark_encoded(job)
+            del self._asked[key]
+            self.advance(steps, event.caption)
+        elif isinstance(event, InputsReleased):
+            ask.on_read()
 
-    def _finish_job(self, job: Job, caption: Caption | None, error: Exception | None) -> Iterator[Job]:
-        if (kind := job.text_pass) is not None:
-            end_text_pass(job, caption, error)
-            yield from self._finish_part(job) if kind == "rewrite" else self._deliver(job)
-            return
-        self._set_result(job, caption, error)
-        parts = self._clips[job.number]
-        if not parts.has_questions:
-            self._source.release(job)
-        if job.error is not None or not parts.rewrite(job):
-            yield from self._finish_part(job)
+    def abandon(self) -> None:
+        """Fail the requests that the captioner left unfinished."""
+        for steps, ask in [self._asked.pop(key) for key in list(self._asked)]:
+            self.advance(steps, RuntimeError(f"the stream of {ask.request.path} ended without a caption"))
 
-    def _finish_part(self, job: Job) -> Iterator[Job]:
-        """Yield the jobs whose results are due with this one; the last waits for the summary if there is one."""
-        self._observer.end(job.key, job.caption)
-        parts = self._clips[job.number]
-        for due in parts.finish_part(job):
-            if not parts.summarise(due):
-                yield from self._deliver(due)
-
-    def _deliver(self, job: Job) -> Iterator[Job]:
-        if job.is_last:
-            parts = self._clips.pop(job.number)
-            if parts.has_questions:
-                parts.job.release_frames()
-                self._source.release(parts.job)
-        yield job
-
-    def _set_result(self, job: Job, caption: Caption | None, error: Exception | None) -> None:
+    def advance(self, steps: Steps, answer: Caption | Exception | None = None) -> None:
+        """Start a generator, or resume it with the answer to its request, up to its next step."""
         try:
-            if error is not None:
-                raise error
-            assert caption is not None
-            if job.spent and "decode_video" not in caption.timings:
-                caption = replace(caption, timings={"decode_video": job.spent, **caption.timings})
-            if self._profile.generate.json_schema == EVENTS_SCHEMA:
+            if isinstance(answer, Exception):
+                step = steps.throw(answer)
+            else:
+                step = next(steps) if answer is None else steps.send(answer)
+        except StopIteration:
+            return
+        if isinstance(step, Ask):
+            self._waiting.appendleft((steps, step))  # a clip in progress goes before those that wait
+        else:
+            self._waiting.append((steps, step))
+
+    def begin(self, job: Job) -> int:
+        """Tell the observer of a part that begins; return its number there."""
+        self.count += 1
+        self.observer.begin(self.count, job.path, self._total)
+        if job.error is None:
+            self._on_begin(job)
+        return self.count
+
+    def deliver(self, job: Job) -> None:
+        """Add the result of a part to those that the run collects."""
+        if job.is_last:
+            del self._clips[job.number]
+        self._results.append(job)
+
+    def results(self) -> Iterator[Job]:
+        """Yield the results to collect."""
+        while self._results:
+            yield self._results.popleft()
+
+
+class _ClipRun:
+    """One clip of a run: its generators, which caption its parts and deliver the results in their order."""
+
+    def __init__(self, run: _RunningClips, job: Job) -> None:
+        self._run = run
+        self._early: dict[int | None, Job] = {}  # results not due yet, by the part before
+        self._last: int | None = None  # the last part that was delivered
+        self._captions = dict(job.done)  # of all parts so far, as the model wrote them
+
+    def steps(self, part: PartInput) -> Steps:
+        """Return the generator over the clip, or over a segment of it."""
+        questions = None if part.job.error is not None else questions_of(part.job, self._run.spec)
+        if questions is None:
+            return self._caption_segment(part)
+        texts = questions.filled(part.job.fields).texts
+        return self._hold_dialogue(part, texts) if questions.in_turns else self._answer_prompts(part, texts)
+
+    def _caption_segment(self, part: PartInput) -> Steps:
+        """Caption the clip or a segment, which may quote the caption of the segment before."""
+        job, spec = part.job, self._run.spec
+        if is_one_by_one(job, spec):
+            yield lambda: self._last == _previous(job)
+        before = self._captions.get((job.segment or 0) - 1) if spec.context else None
+        if before and part.request is not None:
+            prompt = part.request.prompt or self._run.profile.generate.prompt
+            quoting = CONTEXT.format(prompt=prompt, previous=mark_value(before))
+            part.request = replace(part.request, prompt=quoting)
+        yield from self._caption(part)
+
+    def _hold_dialogue(self, clip: PartInput, texts: Sequence[str]) -> Steps:
+        """Ask one question after the other, from the first without an answer on."""
+        assert clip.request is not None
+        job, own = clip.job, clip.request.earlier
+        first = next(number for number in range(len(texts)) if number not in job.done)
+        job.done = {number: job.done[number] for number in range(first)}
+        self._captions = dict(job.done)
+        session = ClipSession(clip.request)
+        for number in range(first, len(texts)):
+            part = PartInput(job.part(number, len(texts)))
+            if None in self._captions.values():
+                part.job.error = GenerationError(f"{job.path}: the turn before it failed", kind="turn")
+            else:
+                turns = zip(texts, self._captions.values(), strict=False)
+                earlier = tuple(DialogueTurn(text, answer or "") for text, answer in turns)
+                request = session.turn(texts[number], earlier)
+                part.request = replace(request, earlier=(*own, *earlier))
+            yield from self._caption(part, session)
+        self._run.feed.release(clip)
+
+    def _answer_prompts(self, clip: PartInput, texts: Sequence[str]) -> Steps:
+        """Ask several questions: the first reads the clip, then all others are asked at once."""
+        assert clip.request is not None
+        job, session = clip.job, ClipSession(clip.request)
+        left = [(number, text) for number, text in enumerate(texts) if number not in job.done]
+        session.add_prompts(left, apart=job.run_alone)
+
+        def answer() -> Steps:
+            yield lambda: session.can_begin
+            request = session.take()
+            assert request is not None and request.question is not None
+            number = request.question.index
+            yield from self._caption(PartInput(job.part(number, len(texts)), request), session)
+            session.mark_ended(number)
+            if session.over and not session.begun:
+                self._run.feed.release(clip)
+
+        for _ in left[1:]:
+            self._run.advance(answer())
+        yield from answer()
+
+    def _caption(self, part: PartInput, session: ClipSession | None = None) -> Steps:
+        """Caption a part, compare and rewrite the caption, and deliver all results that are due.
+
+        Args:
+            part: has been read; of a session with several questions it shares the frames.
+            session: receives what was read.
+        """
+        run, job, spec = self._run, part.job, self._run.spec
+        number, caption = run.begin(job), None
+        try:
+            if job.error is not None:
+                raise job.error
+            assert part.request is not None
+            spent = part.request.spent
+            caption = yield Ask(replace(part.request, key=number), self._on_read(part, session))
+            if spent and "decode_video" not in caption.timings:
+                caption = replace(caption, timings={"decode_video": spent, **caption.timings})
+            if run.profile.generate.json_schema == EVENTS_SCHEMA:
                 caption = _with_checked_events(caption, job)
-            job.result, job.error = _with_comparison(self._captioner, caption, job, self._spec), None
+            if spec.baseline or spec.verify:
+                caption = _with_comparison(run.captioner, caption, part.request, spec)
+            job.result = caption
         except Exception as error:
-            job.fail(error, self._profile.name)
+            job.fail(error, run.profile.name)
             if caption is not None:  # captioned but not confirmed: keep the measurements
                 job.result = replace(caption, caption=None, ended=None, lossless=None, error=job.caption.error)
-        job.release_frames()
+        part.request = None
+        if session is None:
+            run.feed.release(part)
+        if job.error is None and spec.rewrite is not None and job.caption.caption:
+            yield from rewrite(job, spec.rewrite)
+        run.observer.end(number, job.caption)
+        self._early[_previous(job)] = job
+        while (due := self._early.pop(self._last, None)) is not None:
+            self._last = due.segment
+            if due.segment is not None:
+                self._captions[due.segment] = due.caption.text_about_video
+            if spec.summary and due.is_last:
+                yield from summarise(due, part.spans, self._captions)
+            run.deliver(due)
+
+    def _on_read(self, part: PartInput, session: ClipSession | None) -> Callable[[], None]:
+        """Return the function that frees what the models need no more once they have read a part."""
+        request = part.request
+        assert request is not None
+        if session is not None:
+            return partial(session.mark_read, request)
+        return partial(self._run.feed.mark_encoded, part) if request.reread is not None else lambda: None
+
+
+def _previous(job: Job) -> int | None:
+    """Return the number of the part before a job's that is captioned in this run; None for the first."""
+    return next((number for number in range((job.segment or 0) - 1, -1, -1) if number not in job.done), None)
 
 
 def _with_checked_events(caption: Caption, job: Job) -> Caption:
@@ -351,33 +337,20 @@ def _with_checked_events(caption: Caption, job: Job) -> Caption:
     return replace(caption, data=kept, notes=notes or None)
 
 
-def _with_comparison(captioner: Captioner, caption: Caption, job: Job, spec: RunSpec) -> Caption:
-    """Return a caption after its comparison with plain decoding, if the run has one."""
-    if not (spec.baseline or spec.verify):
-        return caption
-    asked = job.request(job.key, None)
-    request: CaptionOptions = {
-        "start": job.start,
-        "end": job.end,
-        "prompt": job.asked,
-        "clip": job.clip,
-        "plain": True,
-    }
-    if asked.earlier:
-        request["earlier"] = asked.earlier
-    if job.options is not None:
-        own = {"schema" if name == "json_schema" else name: value for name, value in asked.generate.items()}
-        request |= cast("CaptionOptions", {"system": asked.system, **own})
-    plain = captioner.caption(job.path, **request)
+def _with_comparison(captioner: Captioner, caption: Caption, request: CaptionRequest, spec: RunSpec) -> Caption:
+    """Return a caption after its comparison with plain decoding."""
+    own = {"schema" if name == "json_schema" else name: value for name, value in request.generate.items()}
+    same = {name: getattr(request, name) for name in ("start", "end", "prompt", "system", "clip", "earlier")}
+    plain = captioner.caption(request.path, **cast("CaptionOptions", {**same, "plain": True, **own}))
     if spec.verify:
         from vidspec.runs.ties import is_near_tie  # imports torch, needed for --verify only
 
         at = first_difference(caption.token_ids, plain.token_ids)
-        if at is not None and is_near_tie(captioner.client, asked, caption.token_ids, plain.token_ids):
+        if at is not None and is_near_tie(captioner.client, request, caption.token_ids, plain.token_ids):
             caption = replace(caption, near_tie=at)
         elif at is not None:
             raise GenerationError(
-                f"{job.path}: differs from plain decoding at token {at}: "
+                f"{request.path}: differs from plain decoding at token {at}: "
                 f"{_token_text(caption.token_ids, at)} instead of {_token_text(plain.token_ids, at)}",
                 stage="verify",
                 kind="mismatch",

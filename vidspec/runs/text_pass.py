@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal, NamedTuple, TypeAlias
 
 from vidspec.errors import GenerationError, VidspecError
 from vidspec.escaping import mark_value
 from vidspec.events.record import Caption, OriginalRecord, failed_caption
-from vidspec.runs.job import Job, TextPass
+from vidspec.models.request import CaptionRequest
+from vidspec.runs.job import Job
 from vidspec.runs.rendering import fill_fields, names_in_braces
 from vidspec.video.base import Clip
 
-__all__ = ["begin_rewrite", "begin_summary", "end_text_pass"]
+__all__ = ["Ask", "Steps", "rewrite", "summarise"]
 
 #: Prompt of a second pass over a caption, without the video, for an instruction that does not place the caption itself.
 REWRITE = (
@@ -26,66 +28,83 @@ SUMMARY = (
 )
 
 
-def begin_rewrite(job: Job, rewrite: str) -> bool:
-    """Make a captioned job one that rewrites its caption; False if there is none.
+class Ask(NamedTuple):
+    """Request of a clip's generator, which is resumed with the caption, or with the error thrown in.
+
+    Attributes:
+        request: what the captioner is asked.
+        on_read: called once the models have read it and need its frames no more.
+    """
+
+    request: CaptionRequest
+    on_read: Callable[[], None] = lambda: None
+
+
+#: A clip's generator; it yields requests, and conditions until which it waits.
+Steps: TypeAlias = "Generator[Ask | Callable[[], bool], Caption, None]"
+
+
+def rewrite(job: Job, instruction: str) -> Steps:
+    """Rewrite the caption of a job.
 
     Args:
-        job: the job.
-        rewrite: an instruction, or a prompt with ``{caption}``.
+        job: has its result.
+        instruction: an instruction, or a prompt with ``{caption}``.
     """
-    if not (caption := job.caption.caption):
-        return False
-    prompt = rewrite if "caption" in names_in_braces(rewrite) else REWRITE.replace("{instruction}", rewrite)
-    fields = {**job.fields, "caption": caption}
-    _begin(job, "rewrite", fill_fields(prompt, {name: mark_value(value) for name, value in fields.items()}))
-    return True
+    first = job.caption
+    prompt = instruction if "caption" in names_in_braces(instruction) else REWRITE.replace("{instruction}", instruction)
+    fields = {**job.fields, "caption": first.caption or ""}
+    original: OriginalRecord = {"text": first.caption or "", "ended": first.ended}
+    try:
+        answer = yield _ask(job, fill_fields(prompt, {name: mark_value(value) for name, value in fields.items()}))
+    except Exception as error:
+        job.error = _explained(error, "rewrite", job.path)
+        failed = failed_caption(job.path, VidspecError.of(job.error))
+        job.result = replace(first, caption=None, ended=None, lossless=None, original=original, error=failed.error)
+        return
+    timings = _timings(first, "rewrite", answer)
+    job.result = replace(first, caption=answer.caption, ended=answer.ended, original=original, timings=timings)
 
 
-def begin_summary(job: Job, captions: Mapping[int, str | None]) -> bool:
-    """Make a captioned job one that summarises the captions of all segments; False before the last, or without any."""
+def summarise(job: Job, spans: Sequence[tuple[float, float]], captions: Mapping[int, str | None]) -> Steps:
+    """Add the summary of all segments to the result of the last, which an error leaves as it is.
+
+    Args:
+        job: has its result.
+        spans: start and end of all segments, in seconds.
+        captions: by segment; None for failed ones.
+    """
+    first = job.caption
     lines = [
         f"{start:g} s to {end:g} s: {mark_value(' '.join(caption.split()))}"
-        for number, (start, end) in enumerate(job.spans)
+        for number, (start, end) in enumerate(spans)
         if (caption := captions.get(number))
     ]
-    if not (job.is_last and lines):
-        return False
-    _begin(job, "summary", SUMMARY.format(parts="\n".join(lines)))
-    return True
-
-
-def _begin(job: Job, kind: TextPass, prompt: str) -> None:
-    job.release_frames()
-    job.clip, job.asked, job.text_pass = Clip.empty(), prompt, kind
-
-
-def end_text_pass(job: Job, answer: Caption | None, error: Exception | None) -> None:
-    """Complete the result of a job by the answer, or the error; a summary's error leaves the caption as it is."""
-    first, kind = job.caption, job.text_pass
-    assert kind is not None
-    job.text_pass = job.clip = None
-    original: OriginalRecord = {"text": first.caption or "", "ended": first.ended}
-    if answer is None:
-        job.error = _explained(error, kind, first.path)
-        about = failed_caption(first.path, VidspecError.of(job.error)).error
-        if kind == "summary":
-            job.result = replace(first, error=first.error or about)
-        else:
-            job.result = replace(first, caption=None, ended=None, lossless=None, original=original, error=about)
+    if not lines:
         return
+    try:
+        answer = yield _ask(job, SUMMARY.format(parts="\n".join(lines)))
+    except Exception as error:
+        job.error = _explained(error, "summary", job.path)
+        job.result = replace(first, error=first.error or failed_caption(job.path, VidspecError.of(job.error)).error)
+        return
+    job.result = replace(first, summary=answer.caption, timings=_timings(first, "summary", answer))
+
+
+def _ask(job: Job, prompt: str) -> Ask:
+    return Ask(CaptionRequest(job.path, Clip.empty(), prompt))
+
+
+def _timings(first: Caption, kind: str, answer: Caption) -> dict[str, float]:
+    """Return the seconds of a caption with those of a further pass."""
     seconds = answer.timings.get("end_to_end", 0.0)
-    timings = {**first.timings, kind: seconds}
-    timings["end_to_end"] = first.timings.get("end_to_end", 0.0) + seconds
-    if kind == "summary":
-        job.result = replace(first, summary=answer.caption, timings=timings)
-    else:
-        job.result = replace(first, caption=answer.caption, ended=answer.ended, original=original, timings=timings)
+    return {**first.timings, kind: seconds, "end_to_end": first.timings.get("end_to_end", 0.0) + seconds}
 
 
-def _explained(error: Exception | None, kind: TextPass, path: str) -> Exception:
+def _explained(error: Exception, kind: Literal["rewrite", "summary"], path: str) -> Exception:
     """Return the error of a pass, with its name; those of devices and bugs as they are."""
     if not isinstance(error, GenerationError):
-        return error or AssertionError("a second pass without an answer has an error")
+        return error
     hint = error.hint
     if error.kind == "context":
         hint = f"take {'longer segments' if kind == 'summary' else 'fewer --max-new-tokens'}"

@@ -411,8 +411,8 @@ def test_it_is_told_before_torch_is_imported(tmp_path):
     program = (
         "import sys; from vidspec.cli import start\n"
         "real = start.announce\n"
-        "def announce(profile, **here):\n"
-        "    real(profile, **here)\n"
+        "def announce(*args, **here):\n"
+        "    real(*args, **here)\n"
         "    print('LOADED', [name for name in ('torch', 'transformers') if name in sys.modules])\n"
         "    raise KeyboardInterrupt\n"
         "start.announce = announce\n"

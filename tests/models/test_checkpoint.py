@@ -68,7 +68,6 @@ def test_what_is_said_is_what_loading_finds(vidspec, written, family, monkeypatc
     assert found["vocabulary"] == model.model.lm_head.weight.shape[0]
     assert found["parameters"] == sum(weight.numel() for weight in model.model.parameters())
     assert found["kv_bytes"] == decoder.slab.entry_bytes and found["state_bytes"] == decoder.state_bytes
-    assert found["has_states"] == (family == "qwen3_5")
     kv = found["kv_bytes"] * (found["visual_tokens"] + 64 + 512)
     assert found["needed"] == PROCESS + sum(found[key] for key in PARTS) + kv
 
@@ -92,7 +91,7 @@ def test_drafts_by_memory_and_vocabulary(vidspec, written, monkeypatch):
     fits = {fit["draft"]: fit for fit in found["drafts"]}
     assert code == 0 and fits[small]["refused"] is None and fits[small]["bytes"] > found["needed"]
     assert "Qwen/Qwen2.5-VL-32B-Instruct" not in fits and not any("llava" in name for name in fits)
-    assert found["command"].startswith("vidspec caption clip.mp4 --profile specvlm --target /")
+    assert found["command"].startswith("vidspec caption clip.mp4 --target /")
     config.text_config.vocab_size = 32064
     _, found = said(vidspec, written(config))
     fits = {fit["draft"]: fit["refused"] for fit in found["drafts"]}
@@ -124,7 +123,7 @@ def test_video_salmonn_is_no_plain_qwen(vidspec, tmp_path):
 def test_text_and_too_little_memory(vidspec, written, monkeypatch):
     folder = written(qwen.config(QwenKind("qwen3_5")))
     alone = vidspec("models", str(folder)).out.splitlines()[0].split("\t")
-    assert alone[2:] == ["-", f"vidspec caption clip.mp4 --profile ar --target {folder}"]
+    assert alone[2:] == ["-", f"vidspec caption clip.mp4 --target {folder}"]
     monkeypatch.setattr("vidspec.cli.checkpoint.free_memory", lambda device: 1000)
     monkeypatch.setattr("vidspec.models.machine.device_memory", lambda: 1000)
     ran = vidspec("models", str(folder))
@@ -213,15 +212,15 @@ def test_the_list_takes_no_weights(vidspec):
 
 @pytest.mark.sample(quick=1)
 @pytest.mark.parametrize(
-    ("name", "fixture", "command"),
+    ("name", "fixture"),
     [
-        ("HuggingFaceTB/SmolVLM2-2.2B-Instruct", "SmolVLM2-500M-Video-Instruct", "vanilla-sd"),
-        ("Qwen/Qwen3.5-27B", "Qwen3.5-27B", "specvlm-chain"),
-        ("Qwen/Qwen3-VL-32B-Instruct", "Qwen3-VL-32B-Instruct", "specvlm"),
+        ("HuggingFaceTB/SmolVLM2-2.2B-Instruct", "SmolVLM2-500M-Video-Instruct"),
+        ("Qwen/Qwen3.5-27B", "Qwen3.5-27B"),
+        ("Qwen/Qwen3-VL-32B-Instruct", "Qwen3-VL-32B-Instruct"),
     ],
 )
-def test_the_command_is_one_that_the_listed_pair_can_do(vidspec, monkeypatch, tmp_path, name, fixture, command):
-    """No pruning where the draft sees other visual tokens, no trees where the target keeps states."""
+def test_the_command_names_the_listed_pair(vidspec, monkeypatch, tmp_path, name, fixture):
+    """The default profile fits every pair: it prunes nothing and drafts a chain."""
     config = json.loads((FIXTURES / f"{fixture}.json").read_text())["config"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     read = read_config(str(tmp_path))
@@ -229,7 +228,11 @@ def test_the_command_is_one_that_the_listed_pair_can_do(vidspec, monkeypatch, tm
     monkeypatch.setattr("vidspec.cli.checkpoint.free_memory", lambda device: 400 * GIB)
     found = inspect(name)
     draft = found.drafts[0].draft
-    assert found.command == f"vidspec caption clip.mp4 --profile {command} --target {name} --draft {draft}"
+    assert found.command == f"vidspec caption clip.mp4 --target {name} --draft {draft}"
+    profile = resolve_profile(
+        None, {"models.target": name, "models.draft": draft}, UserConfig(tmp_path / "none")
+    ).profile
+    assert (profile.prune.method, profile.draft.topology) == ("none", "chain")
 
 
 @pytest.mark.full
@@ -253,8 +256,8 @@ def test_a_draft_that_is_named(vidspec, tmp_path, monkeypatch):
 
     code, found = beside(draft)
     (fit,) = found["drafts"]
-    assert code == 0 and fit["refused"] is None and fit["bytes"] == 2 * found["needed"] - PROCESS and fit["alike"]
-    assert found["command"].endswith(f"--profile specvlm --target {target} --draft {draft}")
+    assert code == 0 and fit["refused"] is None and fit["bytes"] == 2 * found["needed"] - PROCESS
+    assert found["command"].endswith(f"clip.mp4 --target {target} --draft {draft}")
     _, longer = beside(draft, "--max-new-tokens", "1512", "--frames", "64", "--size", "640x360")
     more = 1000 + longer["visual_tokens"] - found["visual_tokens"]
     needed, longer_needed = (one["needed"] - one["working"] for one in (found, longer))

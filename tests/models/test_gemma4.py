@@ -252,5 +252,5 @@ def test_profiles_are_exact():
 def test_models_counts_its_cache():
     folder = str(checkpoint("gemma4"))
     found, model = inspect(folder), loading.load_model(folder, resolve_placement("cpu"))
-    assert (found.family, found.has_states, found.kv_bytes) == ("gemma4", False, 4 * 2 * 128)
+    assert (found.family, found.kv_bytes) == ("gemma4", 4 * 2 * 128)
     assert found.visual_tokens == model.visual_tokens(32, 720, 1280)  # by its own processor

@@ -66,43 +66,28 @@ def _open_session(
 ) -> DialogueSession:
     """Open the session: check the clip, load the models, read its frames in the reader process."""
     from vidspec.cli import start
-    from vidspec.cli.printed import print_note
     from vidspec.cli.session import DialogueSession, dialogue_page
-    from vidspec.config.user_config import read_config
-    from vidspec.decoding.default_profile import resolve_profile
     from vidspec.runs.executors.local import readers_for
     from vidspec.runs.inputs import require_file
-    from vidspec.runs.run_settings import check_machine, profile_keys, read_texts
 
     require_file(clip)
     if spec.report is not None:
         from vidspec.display.pages.page import check_page
 
         check_page(spec.report, [clip])
-    part, spec = spec.clip_range, read_texts(spec)
-    resolved = resolve_profile(spec.profile, profile_keys(spec), read_config())
+    part, quiet = spec.clip_range, options.quiet
+    spec, resolved = start.resolve_request_profile(spec, "ask", quiet=quiet)
     profile = resolved.profile
-    if resolved.note is not None and not options.quiet:
-        print_note(f"note: {resolved.note}")
-    check_machine(spec, profile)
-    for line in () if options.quiet else start.demo_notes(profile, (), f"ask {shlex.quote(clip)}"):
-        print_note(line)
-    fetches = not options.quiet and start.announce(profile)
+    fetches = not quiet and start.announce(profile, f"ask {shlex.quote(clip)}")
     (reader,) = readers_for(spec, profile, 1)
     stack.callback(reader.close)
-    with start.stage_status("opening the clip", on=not options.quiet):
+    with start.stage_status("opening the clip", on=not quiet):
         reader.require_frames(clip, *part, profile.video.arguments)
-    with start.stage_status("loading weights", on=not (options.quiet or fetches)), start.fast_loading():
-        from vidspec.captioner import Captioner
-        from vidspec.decoding.captioner_models import notes_on
-
-        captioner = stack.enter_context(Captioner.from_profile(profile))
-    with start.stage_status("reading frames", on=not options.quiet):
+    captioner = stack.enter_context(start.load_captioner(profile, fetches=fetches, quiet=quiet))
+    with start.stage_status("reading frames", on=not quiet):
         frames = reader.read(clip, *part, profile.video.arguments, partial(captioner.client.inputs.refuse, clip, None))
     reader.close()
     page = stack.enter_context(dialogue_page(spec.report, profile))
     captioner.client.return_probs = page is not None
-    for line in () if options.quiet else notes_on(captioner.client.setup):
-        print_note(f"note: {line}")
     dialogue = captioner.dialogue(clip, clip=frames)
     return DialogueSession(clip, dialogue, out, form, profile.name, page, models_named=resolved.models_named)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict, dataclass, replace
 
-from vidspec.config import profiles
-from vidspec.decoding.recurrent_limits import STATES
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.device import free_memory
 from vidspec.engine.quantised import Precision
@@ -34,13 +32,6 @@ from vidspec.models.video_language_model import VideoLanguageModel
 
 #: Rows by which heads of the same vocabulary may differ, as they are padded to round numbers.
 PADDING = 1024
-#: Profiles to propose, the first that works: with a draft, an unlike one, one without vision, and without a draft.
-DRAFTED, UNPRUNED, TEXT_ONLY, WITHOUT_DRAFT = (
-    ("specvlm", "specvlm-chain"),
-    ("vanilla-sd",),
-    ("onsd",),
-    ("self-specvlm", "ar"),
-)
 
 
 @dataclass(frozen=True)
@@ -50,13 +41,11 @@ class DraftFit:
     Attributes:
         bytes: of both models together; None if unknown.
         refused: the reason if it does not fit.
-        alike: True if it has the target's visual tokens, so that pruning by the target's signals applies to it.
     """
 
     draft: str
     bytes: int | None
     refused: str | None
-    alike: bool
 
 
 @dataclass(frozen=True)
@@ -64,7 +53,6 @@ class CheckpointReport:
     """The findings, plain values only.
 
     Attributes:
-        has_states: True if recurrent blocks keep states, which exclude some profiles.
         vocabulary: rows of the head.
         kv_bytes: of keys and values, per token.
         state_bytes: of recurrent states, at most, per clip.
@@ -79,7 +67,6 @@ class CheckpointReport:
 
     name: str
     family: str
-    has_states: bool
     vocabulary: int
     parameters: int
     dtype: str
@@ -133,17 +120,12 @@ def inspect(
     report = _inspect_checkpoint(name, load, rounded)
     if draft is None:
         drafts = [] if report.text else _listed_drafts(name, report.family, report.parameters)
-        unlike = {
-            pair.draft
-            for pair in known_pairs()
-            if pair.target.name == name and "prune.method: none" in (pair.note or "")
-        }
-        fits = tuple(_fit_of_listed(report, one, unlike=one in unlike) for one in drafts)
+        fits = tuple(_fit_of_listed(report, one) for one in drafts)
     else:
         draft_report = _inspect_checkpoint(draft, load)
         fits = (_fit_of_named(report, draft_report),)
         blind = draft_report.text
-    command = _command(name, fits, text=report.text, states=report.has_states, blind=blind)
+    command = _command(name, fits, text=report.text, blind=blind)
     if rounded is not None:
         command += f" --set models.weights={rounded}"
     return replace(report, drafts=fits, command=command)
@@ -169,7 +151,6 @@ def _inspect_checkpoint(name: str, load: MemoryWorkload, rounded: Precision | No
     return CheckpointReport(
         name=name,
         family=family,
-        has_states=decoder.cached is not None,
         vocabulary=int(model.lm_head.weight.shape[0]),
         parameters=parameters,
         dtype=str(where.dtype).removeprefix("torch."),
@@ -210,13 +191,12 @@ def _listed_drafts(name: str, family: str, parameters: int) -> list[KnownModel]:
     ]
 
 
-def _fit_of_listed(target: CheckpointReport, draft: KnownModel, *, unlike: bool) -> DraftFit:
+def _fit_of_listed(target: CheckpointReport, draft: KnownModel) -> DraftFit:
     """Return the fit of a listed draft, without reading its config."""
-    load = target.load._replace(dtype=target.dtype)
     weights = draft.weight_bytes(target.dtype)
-    total = None if weights is None else target.needed + weights + draft.kv_bytes(load)
-    alike = not unlike and load.visual_tokens(draft.family) == target.visual_tokens
-    return DraftFit(draft.name, total, _refusal_reason(target, draft.vocabulary, total), alike)
+    kv = draft.kv_bytes(target.load._replace(dtype=target.dtype))
+    total = None if weights is None else target.needed + weights + kv
+    return DraftFit(draft.name, total, _refusal_reason(target, draft.vocabulary, total))
 
 
 def _fit_of_named(target: CheckpointReport, draft: CheckpointReport) -> DraftFit:
@@ -227,37 +207,21 @@ def _fit_of_named(target: CheckpointReport, draft: CheckpointReport) -> DraftFit
         refused = f"{target.name} is a language model without vision, which can only be a draft"
     elif not draft.text and not is_related(target.family, draft.family):
         refused = f"{draft.family} cannot draft for {target.family}"
-    return DraftFit(draft.name, total, refused, draft.visual_tokens == target.visual_tokens)
-
-
-def _has_other_vocabulary(target: CheckpointReport, vocabulary: int | None) -> bool:
-    return vocabulary is not None and abs(vocabulary - target.vocabulary) >= PADDING
+    return DraftFit(draft.name, total, refused)
 
 
 def _refusal_reason(target: CheckpointReport, vocabulary: int | None, total: int | None) -> str | None:
-    if _has_other_vocabulary(target, vocabulary):
+    if vocabulary is not None and abs(vocabulary - target.vocabulary) >= PADDING:
         return f"another vocabulary, of {vocabulary} ids"
     if target.free is not None and total is not None and total > target.free:
-        return f"{_gib(total)} together, too much for this machine"
+        return f"{total / 2**30:.1f} GiB together, too much for this machine"
     return None
 
 
-def _command(name: str, drafts: tuple[DraftFit, ...], *, text: bool, states: bool, blind: bool) -> str:
+def _command(name: str, drafts: tuple[DraftFit, ...], *, text: bool, blind: bool) -> str:
     named = shlex.quote(name)
     if text:
         return f"vidspec caption clip.mp4 --profile onsd --target TARGET --draft {named}"
     fitting = [fit for fit in sorted(drafts, key=lambda fit: fit.bytes is None) if fit.refused is None]
-    proposed = TEXT_ONLY if blind else DRAFTED if fitting and fitting[0].alike else UNPRUNED
-    profile = next(one for one in (proposed if fitting else WITHOUT_DRAFT) if not (states and _excluded_by_states(one)))
-    command = f"vidspec caption clip.mp4 --profile {profile} --target {named}"
+    command = f"vidspec caption clip.mp4{' --profile onsd' * (blind and bool(fitting))} --target {named}"
     return f"{command} --draft {shlex.quote(fitting[0].draft)}" if fitting else command
-
-
-def _excluded_by_states(name: str) -> bool:
-    """Return True if states of recurrent blocks exclude a profile."""
-    profile = profiles.load(name, env={})
-    return any(broken(profile) for *_, broken in STATES)
-
-
-def _gib(count: int | None) -> str:
-    return "?" if count is None else f"{count / 2**30:.1f} GiB"

@@ -99,7 +99,7 @@ def inspect() -> MachineReport:
     if _import_package("torch", found) is not None:
         found.devices = _devices()
         found.missing += _missing_triton(found.devices)
-        found.placement = _placement(sum(device.startswith("cuda") for device in found.devices))
+        found.placement = _placement()
     found.decoders = [name for name in ("decord", "av") if _import_package(name, found) is not None]
     if "av" in found.decoders:
         from vidspec.video.decode_hardware import DEVICES, refusal_reason
@@ -173,29 +173,12 @@ def _missing_triton(devices: list[str]) -> list[MissingPackage]:
     return [MissingPackage("triton, without which GPUs decode kernel by kernel", remedy, False)]
 
 
-def _placement(gpus: int) -> str:
-    """Return the devices of target and draft without options, and the reason."""
-    from vidspec.config.user_config import read_config, resolve
-    from vidspec.engine.device import default_device_type, driver_problem
-    from vidspec.errors import VidspecError
+def _placement() -> str:
+    """Return the device of models for which none is named, or the reason why there is none."""
+    from vidspec.errors import DeviceError
+    from vidspec.models.placement import resolve_placement
 
     try:
-        profile = resolve(None, {}, read_config()).profile
-    except VidspecError as error:
-        return str(error)
-    models, workers = profile.models, profile.workers
-    first = "cuda:0" if gpus else default_device_type()
-    if first == "cpu" and models.device == "auto" and (problem := driver_problem()) is not None:
-        return f"none: {problem}; --device cpu works"
-    usual = first if models.device == "auto" else models.device
-    target, draft = workers.target or usual, workers.draft or models.draft_device or usual
-    if models.device_map is not None:
-        return f"target split over all GPUs (models.device_map: {models.device_map}), draft {draft}"
-    if profile.takes_second_gpu and gpus > 1:
-        return f"target {target}, draft cuda:1: there are {gpus} GPUs, and no device is named"
-    if models.device != "auto" or workers.target or workers.draft or models.draft_device:
-        return f"target {target}, draft {draft}: as named"
-    reason = "there is one GPU" if gpus == 1 else "the draft is not a separate model"
-    if not gpus:
-        reason = "torch sees no GPU" if first == "cpu" else "torch sees no CUDA device"
-    return f"target and draft {first}: {reason}"
+        return str(resolve_placement().device)
+    except DeviceError as error:
+        return f"none: {error}"

@@ -47,14 +47,14 @@ def review(
     no later run overwrites it unless --overwrite says so. Name clips and --output-dir as for `vidspec caption --format
     txt`. Models are loaded when a caption is first asked for. Ctrl-C ends it.
     """
-    from vidspec.cli.serve import require_one_prompt
+    from vidspec.cli.start import require_one_prompt
     from vidspec.cli.typed_settings import with_settings
     from vidspec.display.pages.page import check_page
     from vidspec.errors import UsageError
     from vidspec.runs.planning import plan
     from vidspec.runs.review import CaptionFiles
 
-    require_one_prompt("review", spec)
+    require_one_prompt(spec, "review")
     served = {"--open": open_browser, "--port": port, "--prompt": spec.prompt}
     if output is not None and (wrong := next((option for option, value in served.items() if value), None)):
         raise UsageError(f"--output and {wrong} exclude each other", hint="a page for reading has no server")
@@ -113,13 +113,6 @@ def _serve(planned: RunPlan, files: CaptionFiles, title: str, port: int, *, open
 def _load(planned: RunPlan, profile: Profile, *, quiet: bool) -> Captioner:
     """Load the models of a profile, with the notes of ``vidspec caption``."""
     from vidspec.cli import start
-    from vidspec.cli.printed import print_note
 
-    if not quiet:
-        for line in start.demo_notes(profile, planned.prompts, "review"):
-            print_note(line)
-        start.announce(profile)
-    with start.fast_loading():
-        from vidspec.captioner import Captioner
-
-        return Captioner.from_profile(profile)
+    fetches = not quiet and start.announce(profile, "review", planned.prompts)
+    return start.load_captioner(profile, fetches=fetches, quiet=quiet)

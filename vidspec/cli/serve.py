@@ -103,31 +103,17 @@ def _serve(spec: RunSpec, options: TerminalOptions, config: ServeConfig, listene
 
     from vidspec.cli import start
     from vidspec.cli.printed import print_note
-    from vidspec.config.user_config import read_config
-    from vidspec.decoding.default_profile import resolve_profile
     from vidspec.runs.feed import reader_count
-    from vidspec.runs.run_settings import check_machine, profile_keys, read_texts
 
-    require_one_prompt("serve", spec)
-    spec = read_texts(spec)
-    resolved = resolve_profile(spec.profile, profile_keys(spec), read_config())
+    spec, resolved = start.resolve_request_profile(spec, "serve", quiet=options.quiet)
     profile = resolved.profile
-    if resolved.note is not None and not options.quiet:
-        print_note(f"note: {resolved.note}")
-    check_machine(spec, profile)
-    for line in () if options.quiet else start.demo_notes(profile, (), "serve"):
-        print_note(line)
-    fetches = not options.quiet and start.announce(profile)
-    with start.stage_status("loading weights", on=not (options.quiet or fetches)), start.fast_loading():
-        from vidspec.captioner import Captioner
-        from vidspec.decoding.captioner_models import models_record, notes_on
-        from vidspec.serve.app import build_app
-        from vidspec.serve.connections import BACKLOG, build_server
+    fetches = not options.quiet and start.announce(profile, "serve")
+    captioner = start.load_captioner(profile, fetches=fetches, quiet=options.quiet)
+    from vidspec.decoding.captioner_models import models_record
+    from vidspec.serve.app import build_app
+    from vidspec.serve.connections import BACKLOG, build_server
 
-        captioner = Captioner.from_profile(profile)
     with captioner:
-        for line in () if options.quiet else notes_on(captioner.client.setup):
-            print_note(f"note: {line}")
         target = profile.models.pair or models_record(captioner.client.setup)["target"].rstrip("/")
         model = config.name or os.path.basename(target)
         config = replace(config, name=model, readers=reader_count(spec))
@@ -156,19 +142,6 @@ def require_packages(command: str, *further: str) -> None:
             raise UsageError(
                 f"{command} needs {module}, which is not installed", hint="pip install aiohttp starlette uvicorn"
             )
-
-
-def require_one_prompt(command: str, spec: RunSpec) -> None:
-    """Refuse several prompts for a command that asks one at a time.
-
-    Raises:
-        UsageError: there are several.
-    """
-    from vidspec.errors import UsageError
-
-    if len(spec.prompt) > 1:
-        message = f"--prompt is given {len(spec.prompt)} times, and {command} takes one"
-        raise UsageError(message, hint="vidspec caption answers several prompts about a clip")
 
 
 def listen(host: str, port: int, named: str) -> socket.socket:

@@ -84,11 +84,10 @@ class TerminalReporter(RunReporter):
     def begin(self, plan: RunPlan) -> bool:
         options, fetches = self.options, False
         if not options.quiet:
-            for line in start.demo_notes(plan.profile, plan.prompts, f"caption {shlex.quote(plan.entries[0].path)}"):
-                print_note(line)
             if plan.spec.baseline and plan.several:
                 self.note("--baseline times each clip alone (--batch 1)")
-            fetches = start.announce(plan.profile, here=not plan.spec.is_remote)
+            command = f"caption {shlex.quote(plan.entries[0].path)}"
+            fetches = start.announce(plan.profile, command, plan.prompts, here=not plan.spec.is_remote)
         if options.verbose:
             models, video = plan.profile.models, plan.profile.video
             print_note(f"profile {plan.profile.name}, device {models.device}, decoder {video.decoder}")

@@ -78,7 +78,7 @@ def test_keys_of_all_profiles(vidspec, measured):
         (("--frames", "2", "--set", "video.frames=3"), "video.frames is set twice"),
         (("--set", "models.pair=embedded"), "--set models.pair: all profiles share the models"),
         (("--profiles", "ar+models.pair=embedded"), "ar+models.pair=embedded: all profiles share the models"),
-        (("--dtype", "float99"), "'float99' is not one of 'auto', 'float32', 'bfloat16', 'float16'"),
+        (("--dtype", "float99"), "--dtype: must be 'auto', 'float32', 'bfloat16' or 'float16', not 'float99'"),
         (("--overwrite",), "--overwrite needs --json"),
         (("--prompt", " "), "--prompt: is empty"),
         (("--prompt", "a", "--turn", "b"), "--prompt and --turn exclude each other"),
@@ -87,8 +87,11 @@ def test_keys_of_all_profiles(vidspec, measured):
         (("--profiles", ","), "--profiles names no profile"),
         (("--profiles", ""), "--profiles names no profile"),
         (("--profiles", "ar,fly+theta"), "fly+theta: theta is not KEY=VALUE"),
-        (("--draft", "x"), "--draft needs --target"),
-        (("--target", "x", "--pair", "embedded"), "--pair excludes --target and --draft (give --pair embedded alone)"),
+        (("--draft", "x"), "--target: is needed with --draft"),
+        (
+            ("--target", "x", "--pair", "embedded"),
+            "--pair: excludes --target and --draft; nearest valid choice: --pair embedded alone",
+        ),
     ],
 )
 def test_bad_input_ends_in_one_line(vidspec, args, complaint, monkeypatch):

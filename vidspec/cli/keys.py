@@ -12,7 +12,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
 import typer
-from annotated_types import Ge, Le
+from annotated_types import Ge
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -78,14 +78,6 @@ def field_parameters(completions: Mapping[str, Completion], more: Mapping[str, s
         if default == ():
             annotation, default = list[str] | None, None
         yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, parameter])
-
-
-def model_option(name: str) -> Any:
-    """Return the option for a key of the section ``models`` in commands that check its value by themselves."""
-    field = ModelsSection.model_fields[name]
-    low = next((bound.ge for bound in field.metadata if isinstance(bound, Ge)), None)
-    high = next((bound.le for bound in field.metadata if isinstance(bound, Le)), None)
-    return typer.Option(help=_help(field), min=low, max=high)  # type: ignore[arg-type]
 
 
 def choices(field: FieldInfo) -> tuple[str, ...]:

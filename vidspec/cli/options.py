@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from functools import partial, wraps
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property, partial, wraps
 from inspect import Parameter, Signature, signature
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeAlias, TypeVar, get_args, get_type_hints
@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeAlias, T
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from vidspec.cli.keys import COMMON_KEYS, KEY_SECTIONS, Completion, field_parameters, key_parameters, model_option
+from vidspec.cli.keys import COMMON_KEYS, KEY_SECTIONS, Completion, field_parameters, key_parameters
 from vidspec.config.run_spec import RunSpec
 from vidspec.errors import UsageError
 from vidspec.runs.formats.base import format_names
 
 if TYPE_CHECKING:
     from vidspec.bench.loaded import ModelSource
+    from vidspec.config.sections import ModelsSection
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -33,10 +34,8 @@ COMMON = {*COMMON_KEYS, "settings", "dry_run", "quiet", "verbose", "help", "help
 #: The pairs that come with vidspec.
 BUILT_IN = {"embedded": "LLaVA-OneVision's architecture", "embedded-qwen": "Qwen2.5-VL's architecture"}
 
-PairName: TypeAlias = Literal["embedded", "embedded-qwen"]
 AnswerFormat: TypeAlias = Literal["text", "json", "jsonl"]
 TextOrJson: TypeAlias = Literal["text", "json"]
-DtypeName: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 def profile_names(incomplete: str) -> list[tuple[str, str]]:
@@ -276,26 +275,37 @@ class TerminalOptions:
 class ModelOptions:
     """Model options of commands that measure."""
 
-    pair: Annotated[PairName | None, model_option("pair")] = None
-    target: Annotated[str | None, model_option("target")] = None
-    draft: Annotated[str | None, model_option("draft")] = None
-    device: Annotated[str, model_option("device")] = "auto"
-    dtype: Annotated[DtypeName, model_option("dtype")] = "auto"
-    weights: Annotated[Literal["int8", "int4"] | None, model_option("weights")] = None
-    threads: Annotated[int | None, model_option("threads")] = None
+    #: Those that were given, by dotted key.
+    models: Annotated[Mapping[str, object], KeyNames(("pair", "target", "draft", "device", "dtype", "threads"))] = (
+        field(default_factory=dict)
+    )
+    weights: Annotated[
+        Literal["int8", "int4"] | None, typer.Option(help="Quantise the target to codes of that many bits.")
+    ] = None
+
+    @cached_property
+    def _section(self) -> ModelsSection:
+        """The section ``models`` of a profile.
+
+        Raises:
+            ProfileError: a value is not valid, or options exclude each other.
+        """
+        from vidspec.config.profiles import load
+
+        return load("ar", {**self.models, "models.weights": self.weights}, env={}).models
+
+    @property
+    def threads(self) -> int | None:
+        return self._section.threads
 
     @property
     def source(self) -> ModelSource:
-        """Models as ``vidspec.bench`` takes them.
-
-        Raises:
-            UsageError: a built-in pair beside other models.
-        """
+        """Models as ``vidspec.bench`` takes them."""
         from vidspec.bench.loaded import ModelSource
 
-        if self.pair is not None and (self.target is not None or self.draft is not None):
-            raise UsageError("--pair excludes --target and --draft", hint=f"give --pair {self.pair} alone")
-        return ModelSource(self.pair or "embedded", self.target, self.draft, self.device, self.dtype, self.weights)
+        chosen = self._section
+        pair = chosen.pair or "embedded"
+        return ModelSource(pair, chosen.target, chosen.draft, chosen.device, chosen.dtype, chosen.weights)
 
 
 #: Options that only ``--help-all`` shows: those of a run that are not common, and of the server some more.

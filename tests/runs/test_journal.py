@@ -34,6 +34,16 @@ def test_a_record_is_on_the_disk_when_append_returns(tmp_path, recorded):
     journal.close()
 
 
+def test_the_mark_of_a_file_is_on_the_disk_before_the_file(tmp_path, monkeypatch):
+    """A power cut between the two must not leave a file of a run that counts as foreign."""
+    path, synced = tmp_path / "out.jsonl", []
+    monkeypatch.setattr("os.fsync", lambda number: synced.append(os.fstat(number).st_size))
+    journal = Journal(path)
+    journal.mark(tmp_path / "a.txt", 3, "0" * 64)
+    assert synced == [path.stat().st_size]
+    journal.close()
+
+
 def test_records_are_found_again(tmp_path, recorded, settings):
     path = tmp_path / "out.jsonl"
     fill(path, [recorded("a.mp4"), recorded("b.mp4", error="broken")])

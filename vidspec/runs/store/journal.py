@@ -155,9 +155,7 @@ class Journal:
             raise self._failure(error) from None
 
     def mark(self, path: Path, size: int, sha256: str, **about: Unpack[MarkedCaption]) -> None:
-        """Record the content a file is about to have, and ``about`` which caption it is.
-
-        If a power cut loses the mark, the file counts as foreign.
+        """Record the content a file is about to have, and ``about`` which caption it is; it is on the disk on return.
 
         Raises:
             OutputError: as :meth:`append` does.
@@ -167,7 +165,7 @@ class Journal:
         if latest is not None and latest[2:] == new[2:]:
             return
         line = mark_line(new)
-        self._write(line, sync=False)
+        self._write(line, sync=True)
         self._index_mark(line, new)
         self._check()
 

@@ -13,7 +13,7 @@ from tests.ready_clips import ReadyClips
 from tests.tiers import full_but
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.decoding.protocol import KeptTokens, OpenClip, Propose, Proposed
+from vidspec.decoding.protocol import OpenClip, Propose, Proposed, VisibleTokens
 from vidspec.decoding.workers.draft import DraftWorker
 from vidspec.embedded.samples import shipped
 from vidspec.events.events import Finished, InputsReleased, Restarted
@@ -196,7 +196,7 @@ def test_a_draft_process_keeps_no_frames_and_no_embeddings(pair, made, without_c
         worker = DraftWorker(captioner.client.setup.draft, sent.append)
         worker.take(1, OpenClip(profile, CaptionRequest("", read, "What?"), 99, True, frozenset()))
         del read
-        worker.take(1, KeptTokens(None))
+        worker.take(1, VisibleTokens(None))
         worker.take(1, Propose(0, 8))
         while worker.busy:
             worker.turn()

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from research.replay.virtual import Block, Costs, Run, Text, verified
 from vidspec.acceptance.base import Verdict
 from vidspec.decoding.protocol import (
-    KeptTokens,
     PrefillTarget,
     PromptRead,
     Propose,
     Proposed,
     Verify,
+    VisibleTokens,
     WorkerName,
     WorkerOrder,
     WorkerResult,
@@ -130,7 +130,7 @@ class SimulatedWorkers:
             end = self.now + self.costs.target_prefill
             self.blocks.append(Block("target", "prefill", self.now, end))
             if self.costs.signals is not None:
-                self._at(self.now + self.costs.signals, lambda: self._answer("target", KeptTokens((0,))))
+                self._at(self.now + self.costs.signals, lambda: self._answer("target", VisibleTokens((0,))))
             self._at(end, self._target_read)
         elif isinstance(message, Verify):
             if message.prefix != len(state.text):
@@ -180,7 +180,7 @@ class SimulatedWorkers:
 
     def _take(self, message: WorkerOrder) -> None:
         state = self.draft
-        if isinstance(message, KeptTokens):
+        if isinstance(message, VisibleTokens):
             if not state.read:  # to prune costs nothing here
                 state.busy = True
                 end = self.now + self.costs.draft_prefill

@@ -5,6 +5,7 @@ work the draft goes on. Everything follows from a seed.
 """
 
 import heapq
+import itertools
 import random
 import threading
 from collections import deque
@@ -243,8 +244,7 @@ class Process(processes.DraftProcess):
         case.processes.append(self)
         self.process = SimpleNamespace(alive=True, end=lambda: None, join=lambda: None, silent_s=lambda: 0.0)
         self._reader = self.process
-        self._clip, self._listeners, self._reading = 0, {}, set()
-        self._failure, self._awaiting_spans = None, {}
+        self._numbers, self._clips, self._failure = itertools.count(1), {}, None
         self._lock, self._ready = threading.Lock(), threading.Event()
         self.world, self.costs, self.dead, self.working = case.world, case.costs, False, False
         self.engine = TimedEngine(self._took)
@@ -432,7 +432,7 @@ class BatchScenario:
         last = self.processes[-1]
         if not last.dead:
             assert not last.worker.busy and not last.worker._clips, "a clip was left behind"
-            assert not (last._listeners or last._awaiting_spans or last._reading)
+            assert not last._clips
         return clips, again
 
 

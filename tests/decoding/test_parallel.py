@@ -13,13 +13,13 @@ from tests.decoding.parallel_toys import EOS, ParallelScenario, ToyText, Watched
 from tests.tiers import examples, full_but
 from vidspec.acceptance.base import Verdict
 from vidspec.decoding.protocol import (
-    KeptTokens,
     OutgoingMessage,
     PrefillTarget,
     PromptRead,
     Propose,
     Proposed,
     Verify,
+    VisibleTokens,
     WorkerFailed,
 )
 from vidspec.decoding.scheduler import ParallelSettings, Scheduler
@@ -71,7 +71,7 @@ def scheduler(**options):
 def test_the_first_messages_of_parallel_prefill():
     assert scheduler(startup=4).start() == [
         OutgoingMessage("target", PrefillTarget()),
-        OutgoingMessage("draft", KeptTokens(None)),
+        OutgoingMessage("draft", VisibleTokens(None)),
         OutgoingMessage("draft", Propose(0, 4)),
     ]
     assert scheduler(overlap=False).start() == [OutgoingMessage("target", PrefillTarget())]
@@ -81,17 +81,17 @@ def test_the_first_messages_of_parallel_prefill():
 def test_the_draft_starts_when_the_kept_tokens_are_known():
     one = scheduler(await_kept=True, startup=4)
     one.start()
-    sends, outcome = one.receive(KeptTokens((1, 5)))
+    sends, outcome = one.receive(VisibleTokens((1, 5)))
     assert outcome is None
     assert sends == [
-        OutgoingMessage("draft", KeptTokens((1, 5))),
+        OutgoingMessage("draft", VisibleTokens((1, 5))),
         OutgoingMessage("draft", Propose(0, 4)),
     ]
 
 
 def test_a_draft_that_prunes_late_reads_everything_and_is_told_once():
     one = scheduler(await_kept=True, late=True)
-    whole = KeptTokens(None)
+    whole = VisibleTokens(None)
     assert one.start() == [
         OutgoingMessage("target", PrefillTarget()),
         OutgoingMessage("draft", whole),
@@ -99,10 +99,10 @@ def test_a_draft_that_prunes_late_reads_everything_and_is_told_once():
     ]
     one.receive(PromptRead("draft", 0.1))
     one.receive(Proposed(0, 0, 7, 0.0))
-    assert one.receive(KeptTokens((1, 5))) == ([OutgoingMessage("draft", KeptTokens((1, 5)))], None)
+    assert one.receive(VisibleTokens((1, 5))) == ([OutgoingMessage("draft", VisibleTokens((1, 5)))], None)
     sends, outcome = one.receive(PromptRead("target", 1.0, 7))
     assert outcome.accepted == 1 and not [
-        send for send in sends if isinstance(send.message, KeptTokens) or is_rollback(send.message)
+        send for send in sends if isinstance(send.message, VisibleTokens) or is_rollback(send.message)
     ]
 
 
@@ -172,7 +172,7 @@ def test_the_target_goes_on_alone_until_the_draft_is_ready():
     one.start()
     sends, outcome = one.receive(PromptRead("target", 5.0, 7))
     assert outcome.origins == ("target",)
-    assert [type(send.message) for send in sends] == [Verify, KeptTokens]
+    assert [type(send.message) for send in sends] == [Verify, VisibleTokens]
     sends, outcome = one.receive(Verdict.chain(0, 8, round=1, seconds=0.4))
     assert (outcome.mode, outcome.origins) == ("alone", ("target",)) and [type(s.message) for s in sends] == [Verify]
     sends, _ = one.receive(PromptRead("draft", 3.0))
@@ -201,15 +201,15 @@ def test_kept_tokens_that_come_after_the_targets_prefill_still_start_the_draft(o
     one.start()
     sends, _ = one.receive(PromptRead("target", 5.0, 7))
     assert [type(send.message) for send in sends] == [Verify]
-    assert one.receive(KeptTokens((2, 3)))[0] == [OutgoingMessage("draft", KeptTokens((2, 3)))]
+    assert one.receive(VisibleTokens((2, 3)))[0] == [OutgoingMessage("draft", VisibleTokens((2, 3)))]
 
 
 def test_without_overlap_kept_tokens_wait_for_the_targets_prefill():
     one = scheduler(overlap=False, await_kept=True)
     one.start()
-    assert one.receive(KeptTokens((2, 3))) == ([], None)
+    assert one.receive(VisibleTokens((2, 3))) == ([], None)
     sends, _ = one.receive(PromptRead("target", 5.0, 7))
-    assert sends[1:] == [OutgoingMessage("draft", KeptTokens((2, 3)))]
+    assert sends[1:] == [OutgoingMessage("draft", VisibleTokens((2, 3)))]
 
 
 def test_start_up_tokens_fill_the_targets_prefill():

@@ -289,7 +289,7 @@ def test_a_gain_within_the_slack_moves_nothing():
         pace.slack = slack
         window = pace.window(8)
         assert window.chosen != 8, "a new clip changes windows at once"
-        window._state.chosen = 8
+        window.best = 8
         pace.costs.add("target", 1, 9, passes(9))
         assert window.gamma == gamma
 

@@ -273,7 +273,7 @@ def test_in_trees_lookup_stands_beside_a_model_that_is_often_wrong():
     draft = proposed(one, 16)
     assert draft.paths == ((3,), (3, 9), (3, 4))
     emit_window(one, draft, (0, 2), 7)
-    assert (one.window._state.acceptance.failed, one.lookup.text) == (
+    assert (one.window.acceptance.failed, one.lookup.text) == (
         pytest.approx(0.98 * 0.7 * 16 + 1, 0.05),
         [1, 2, 3, 4, 7],
     )

@@ -35,8 +35,8 @@ WorkerName: TypeAlias = Literal["target", "draft"]
 class PrefillTarget:
     """To the target: read the whole prompt.
 
-    Answers: ``PromptRead`` with the first token; ``KeptTokens``, as early as the signals exist, if the target's signals
-    choose the draft's tokens.
+    Answers: ``PromptRead`` with the first token; ``VisibleTokens``, as early as the signals exist, if these choose the
+    draft's tokens.
     """
 
 
@@ -55,7 +55,7 @@ class Verify:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptTokens:
+class VisibleTokens:
     """The visual tokens that the draft may see, as sorted indices; None for all.
 
     From the target: its pruner's choice. To the draft: the first makes it read its prompt with these tokens, and it
@@ -155,9 +155,9 @@ class DraftSpans:
 
 
 TargetMessage: TypeAlias = PrefillTarget | Verify
-DraftMessage: TypeAlias = KeptTokens | Propose
+DraftMessage: TypeAlias = VisibleTokens | Propose
 WorkerOrder: TypeAlias = TargetMessage | DraftMessage
-WorkerResult: TypeAlias = KeptTokens | PromptRead | Verdict | Proposed | WorkerFailed
+WorkerResult: TypeAlias = VisibleTokens | PromptRead | Verdict | Proposed | WorkerFailed
 DraftAnswer: TypeAlias = PromptRead | Proposed | WorkerFailed | DraftSpans
 
 

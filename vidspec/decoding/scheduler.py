@@ -33,13 +33,13 @@ from typing import TYPE_CHECKING, Literal
 from vidspec.acceptance.base import Verdict
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.protocol import (
-    KeptTokens,
     OutgoingMessage,
     PrefillTarget,
     PromptRead,
     Propose,
     Proposed,
     Verify,
+    VisibleTokens,
     WorkerFailed,
     WorkerResult,
 )
@@ -147,7 +147,7 @@ class Scheduler:
             return self._add_proposed(result)
         if isinstance(result, Verdict):
             return self._settle(result)
-        if isinstance(result, KeptTokens):
+        if isinstance(result, VisibleTokens):
             if self.settings.late:
                 return [OutgoingMessage("draft", result)], None
             self._kept, self._kept_known = result.indices, True
@@ -157,7 +157,7 @@ class Scheduler:
     def _read_draft_prompt(self) -> list[OutgoingMessage]:
         """Return the draft's prefill and, while the target is still in its own, the request for start-up tokens."""
         self._draft = "reading"
-        sends = [OutgoingMessage("draft", KeptTokens(self._kept))]
+        sends = [OutgoingMessage("draft", VisibleTokens(self._kept))]
         if self._mode == "prefill" and self.settings.overlap:
             startup = self.settings.rows if self.settings.startup is None else self.settings.startup
             sends += self._propose(min(startup, self.settings.max_new_tokens))

@@ -17,7 +17,7 @@ from operator import neg
 from vidspec.draft_length.blocks import BlockController
 from vidspec.draft_length.costs import PassCosts, TimeCurve, TokenPrices
 from vidspec.draft_length.trees import TreeController
-from vidspec.draft_length.window import REST, AcceptanceEstimate, DraftWindow, TrialInterval, WindowState, chain_tokens
+from vidspec.draft_length.window import REST, AcceptanceEstimate, DraftWindow, TrialInterval, chain_tokens
 
 __all__ = ["WindowController"]
 
@@ -80,7 +80,7 @@ class WindowController:
         self.prices = TokenPrices(self.costs, fade)
         self.trees = TreeController(self.prices)
         self.blocks = BlockController(self.prices)
-        self._windows: list[WindowState] = []
+        self._windows: list[DraftWindow] = []
         self._acceptance = AcceptanceEstimate(PRIOR, PRIOR_TOKENS)  # of all clips
         self._answers = 0
         self._rest = TrialInterval()
@@ -100,15 +100,15 @@ class WindowController:
             raise ValueError(f"the window must satisfy 1 <= start <= highest, not {start}, {self.highest}")
         known = self._acceptance
         inherited = AcceptanceEstimate(known.beta, min(INHERITED, known.tokens))
-        state = WindowState(start, inherited, chosen=start, next=start)
-        self._windows.append(state)
+        window = DraftWindow(self, start, inherited, best=start, next=start)
+        self._windows.append(window)
         self._note_change()
-        return DraftWindow(self, state)
+        return window
 
-    def remove(self, state: WindowState) -> None:
+    def remove(self, window: DraftWindow) -> None:
         """Stop counting a clip."""
-        if state in self._windows:
-            self._windows.remove(state)
+        if window in self._windows:
+            self._windows.remove(window)
             self._note_change()
 
     def _note_change(self) -> None:
@@ -116,15 +116,15 @@ class WindowController:
         self.prices.set_clips(max(1, len(self._windows)))
         self._changed = True
 
-    def count_outcome(self, state: WindowState, drafted: int, accepted: int, beside: int = 0) -> None:
+    def count_outcome(self, window: DraftWindow, drafted: int, accepted: int, beside: int = 0) -> None:
         """Count a clip's verified window, see :meth:`~vidspec.draft_length.window.DraftWindow.update`."""
         if drafted:
             # Rounds of a rest age earlier measurements.
-            state.acceptance.update(drafted, accepted, self.fade ** min(1 + state.idle, REST // 2))
+            window.acceptance.update(drafted, accepted, self.fade ** min(1 + window.idle, REST // 2))
             self._acceptance.update(drafted, accepted, self.fade)
-            state.idle = 0
+            window.idle = 0
         else:
-            state.idle += 1
+            window.idle += 1
         self.prices.add_tokens(accepted + beside + 1)
         self._answers += 1
         if self._answers >= len(self._windows):  # one of each clip is a round
@@ -145,7 +145,7 @@ class WindowController:
         windows, clips = self._windows, len(self._windows)
         if not times:
             for window in windows:
-                window.chosen = window.next = window.start
+                window.best = window.next = window.start
             self._changed = False
             return
         verify, draft = times.by_rows(clips), [0.0] * (clips + 1)
@@ -153,7 +153,7 @@ class WindowController:
             draft[1:] = map(self.costs["draft"].by_clips(), range(1, clips + 1))
         betas = [window.acceptance.beta for window in windows]
         chosen, rate = allot_windows(betas, draft, verify, self.highest)
-        present = [window.chosen for window in windows]
+        present = [window.best for window in windows]
         now = tokens_per_second(betas, present, draft, verify)
         if not self._changed and chosen != present:
             needed = 1 + self.slack if any(chosen) else 1.0
@@ -164,14 +164,14 @@ class WindowController:
             self._rest.end()
         self._changed, self.prices.rate = False, rate
         for window, gamma in zip(windows, chosen, strict=True):
-            window.chosen = window.next = gamma
+            window.best = window.next = gamma
         if rounds < 3 and any(chosen):
             for window in windows:
                 doublings = rounds if window.acceptance.beta > PRIOR else rounds // 2
-                window.next = min(window.start << doublings, 2 * window.chosen, self.highest)
+                window.next = min(window.start << doublings, 2 * window.best, self.highest)
         else:
             self._try(betas, chosen, draft, verify)
-        rests = not any(window.chosen or window.next for window in windows)
+        rests = not any(window.best or window.next for window in windows)
         self._all_resting = rests and rounds >= self._load_since + HEARD
 
     def _try(self, betas: list[float], chosen: list[int], draft: list[float], verify: TimeCurve) -> None:

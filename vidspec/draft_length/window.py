@@ -75,56 +75,44 @@ class AcceptanceEstimate:
 
 
 @dataclass(eq=False)
-class WindowState:
-    """State of a clip's window, which its :class:`DraftWindow` and the controller share.
+class DraftWindow:
+    """Draft window of one clip; see :meth:`~vidspec.draft_length.pace.WindowController.window`.
 
     Attributes:
         start: initial window.
         acceptance: of this clip's drafts.
-        chosen: the best window by measurement.
+        best: the best window at the last choice.
         next: the window of the next round, in a trial another one.
         idle: rounds of plain decoding since the last draft.
     """
 
+    controller: WindowController
     start: int
     acceptance: AcceptanceEstimate
-    chosen: int
+    best: int
     next: int
     idle: int = 0
-
-
-class DraftWindow:
-    """Draft window of one clip; see :meth:`~vidspec.draft_length.pace.WindowController.window`."""
-
-    def __init__(self, controller: WindowController, state: WindowState) -> None:
-        self._controller, self._state = controller, state
-
-    @property
-    def start(self) -> int:
-        """Initial window."""
-        return self._state.start
 
     @property
     def gamma(self) -> int:
         """Draft tokens of this clip's next round; 0 for plain decoding."""
-        self._controller.choose_windows()
-        return self._state.next
+        self.controller.choose_windows()
+        return self.next
 
     @property
     def chosen(self) -> int:
         """The best window by measurement, regardless of a trial in the next round."""
-        self._controller.choose_windows()
-        return self._state.chosen
+        self.controller.choose_windows()
+        return self.best
 
     @property
     def beta(self) -> float:
         """Acceptance rate so far."""
-        return self._state.acceptance.beta
+        return self.acceptance.beta
 
     def rest(self) -> bool:
         """Return True if this clip's next round is plain decoding."""
-        self._controller.choose_windows()
-        return not self._state.next
+        return not self.gamma
 
     def update(self, drafted: int, accepted: int, beside: int = 0) -> None:
         """Add a round of this clip, one of plain decoding with zeros.
@@ -133,8 +121,8 @@ class DraftWindow:
             drafted, accepted: number of tokens in the window, and of those accepted; for a tree on its best path.
             beside: further accepted tokens.
         """
-        self._controller.count_outcome(self._state, drafted, accepted, beside)
+        self.controller.count_outcome(self, drafted, accepted, beside)
 
     def close(self) -> None:
         """Stop counting the clip: it has ended."""
-        self._controller.remove(self._state)
+        self.controller.remove(self)

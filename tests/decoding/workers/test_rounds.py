@@ -13,10 +13,11 @@ from tests.decoding.toys import ToyEngine, blend, random_table
 from tests.tiers import full_but
 from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.decoding.protocol import (
+    CloseClip,
     DraftSpans,
-    KeptTokens,
     PromptRead,
     Proposed,
+    VisibleTokens,
     WorkerFailed,
 )
 from vidspec.decoding.scheduler import ParallelSettings, Scheduler
@@ -58,12 +59,15 @@ class TableDraft:
         self.closed = []
         self.process, self.reading = Beating(), False
 
-    def open(self, opening, answer):
-        self.answer, self.text, self.epoch = answer, None, 0
+    def open(self, opening, clip):
+        self.answer, self.text, self.epoch = clip.put, None, 0
         return 1
 
     def send(self, clip, message):
-        if isinstance(message, KeptTokens):
+        if isinstance(message, CloseClip):
+            self.closed.append(clip)
+            return
+        if isinstance(message, VisibleTokens):
             self.text = DraftText(self.engine, self.engine.start())
             self.answer(PromptRead("draft", 0.0))
             return
@@ -75,9 +79,6 @@ class TableDraft:
             while len(tokens) < message.until and EOS not in tokens[-1:]:
                 token = run_to_completion(self.text.extend())
                 self.answer(Proposed(self.epoch, len(tokens) - 1, token, 0.0))
-
-    def close(self, clip):
-        self.closed.append(clip)
 
 
 def remote(process, timeout=20.0):

@@ -32,7 +32,7 @@ def same_process(pairs):
     yield
     assert pairs.slot.ready().process.pid == before
     assert pairs.first.caption(CLIP).token_ids == pairs.plain("one-object")
-    assert not pairs.slot.process._awaiting_spans
+    assert not pairs.slot.process._clips
 
 
 @pytest.mark.full
@@ -237,7 +237,7 @@ def test_one_process_has_many_clips_at_once(pairs, same_process):
     together, captions, accepted = set(), {}, 0
     for clip, event in pairs.first.client.serve(ReadyClips(named_requests(pairs.first, clips)), batch=4):
         assert not isinstance(event, Exception), event
-        together.add(len(pairs.slot.process._listeners))
+        together.add(len(pairs.slot.process._clips))
         if isinstance(event, Finished):
             captions[clip] = event.caption
             accepted += event.caption.counters["accepted"]
@@ -279,7 +279,8 @@ def test_a_draft_that_accounts_late_stays(pairs, same_process, monkeypatch):
     assert not [span for span in record.trace.spans if span.worker == "draft"]
     assert 0 < process.overdue < 60 and pairs.slot.ready() is process
     monkeypatch.undo()
-    process.close(process._clip)
+    (number,) = process._clips
+    process.send(number, processes.CloseClip())
 
 
 def test_a_process_that_is_silent_for_too_long_is_replaced(pairs, monkeypatch):

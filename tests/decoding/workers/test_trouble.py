@@ -23,9 +23,10 @@ from vidspec.decoding.protocol import OpenClip, Propose
 from vidspec.decoding.scheduler import WorkerLost
 from vidspec.decoding.target import Target
 from vidspec.decoding.workers import process as processes
-from vidspec.decoding.workers.process import DraftProcessSlot
+from vidspec.decoding.workers.process import DraftProcessSlot, RemoteDraft
 from vidspec.errors import GenerationError, ModelError
 from vidspec.events.events import Finished, Prefilled, Restarted, Round
+from vidspec.events.trace import Trace
 from vidspec.models import loading
 from vidspec.models.request import CaptionRequest
 from vidspec.process import spawn
@@ -103,15 +104,15 @@ def test_an_error_in_one_clip_leaves_the_others_alone(pairs):
     process = pairs.slot.ready()
     stream = pairs.first.stream(CLIP)
     next(stream)
-    told = []
     request = pairs.first.client._with_defaults(CaptionRequest("", pairs.first.client.inputs.read(CLIP)))
-    clip = process.open(OpenClip(pairs.first.client.profile, request, 10, False, frozenset()), told.append)
-    process.send(clip, Propose(1, 0, 0, (3,)))
+    opening = OpenClip(pairs.first.client.profile, request, 10, False, frozenset())
+    draft = RemoteDraft(process, opening, 60.0, Trace())
+    draft.send(Propose(1, 0, 0, (3,)))
     *_, last = stream
     assert last.caption.token_ids == pairs.plain("one-object")
-    (failed,) = told
+    (failed,) = draft.take()
     assert "roll back before its prompt was read" in failed.error and "in take" in failed.traceback and not failed.lost
-    process.close(clip)
+    draft.close()
     assert pairs.slot.ready() is process
 
 
@@ -132,12 +133,13 @@ def test_a_process_that_died_before_the_clip_began_is_told_of(pairs):
     process = pairs.slot.ready()
     os.kill(pairs.pid, signal.SIGKILL)
     process._reader.join()
-    told = []
     clip = next(pairs.first.stream(CLIP))  # Opened: nothing of it has reached the draft
     assert clip.frames
     request = pairs.first.client._with_defaults(CaptionRequest("", pairs.first.client.inputs.read(CLIP)))
-    process.open(OpenClip(pairs.first.client.profile, request, 10, True, frozenset()), told.append)
-    assert "SIGKILL" in told[0].error
+    opening = OpenClip(pairs.first.client.profile, request, 10, True, frozenset())
+    draft = RemoteDraft(process, opening, 60.0, Trace())
+    draft.begin()
+    assert "SIGKILL" in draft.take()[0].error
     process.stop()
 
 

@@ -18,10 +18,10 @@ from vidspec.decoding.protocol import (
     DraftAnswer,
     DraftMessage,
     DraftSpans,
-    KeptTokens,
     OpenClip,
     PromptRead,
     Proposed,
+    VisibleTokens,
     WorkerFailed,
 )
 from vidspec.decoding.text_history import make_history
@@ -151,7 +151,7 @@ class DraftClip(LoopClient):
         self._kind = kind
         self._encode_now = order.eager
         self._text: DraftText | None = None
-        self._kept = deque[KeptTokens]()  # not followed yet
+        self._kept = deque[VisibleTokens]()  # not followed yet
         self._prefix: EmbeddedPrompt | None = None
         self._eos = order.eos
         self._epoch, self._until = 0, 0
@@ -167,7 +167,7 @@ class DraftClip(LoopClient):
 
     def take(self, message: DraftMessage) -> None:
         """Store a message; only a rollback is executed here."""
-        if isinstance(message, KeptTokens):
+        if isinstance(message, VisibleTokens):
             self._kept.append(message)
             self.context.tokens = message.visual
             return

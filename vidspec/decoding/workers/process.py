@@ -11,7 +11,7 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable
+from itertools import count
 from typing import Any, cast
 
 import torch
@@ -62,11 +62,9 @@ class DraftProcess:
     def __init__(self, model: str, where: Placement, threads: int | None) -> None:
         self.process = spawn(serve, model, where, name="vidspec draft", threads=threads)
         self._loaded: Identity | WorkerFailed | None = None
-        self._clip = 0
-        self._listeners: dict[int, Callable[[DraftAnswer], None]] = {}  # of the open clips
-        self._reading: set[int] = set()
+        self._numbers = count(1)
+        self._clips: dict[int, RemoteDraft] = {}  # open ones, and closed ones without their spans
         self._failure: WorkerFailed | None = None
-        self._awaiting_spans: dict[int, float] = {}  # closed clips without their spans, and since when
         self._lock = threading.Lock()
         self._ready = threading.Event()
         self._reader = threading.Thread(target=_listen, args=(self.process, self), daemon=True)
@@ -80,12 +78,14 @@ class DraftProcess:
     def overdue(self) -> float:
         """Seconds for which the spans of a closed clip have been missing; 0 if none are."""
         with self._lock:
-            return time.monotonic() - min(self._awaiting_spans.values()) if self._awaiting_spans else 0.0
+            closed = [clip.closed for clip in self._clips.values() if clip.closed is not None]
+        return time.monotonic() - min(closed) if closed else 0.0
 
     @property
     def reading(self) -> bool:
         """True if there is a clip whose prompt it has not read."""
-        return bool(self._reading)
+        with self._lock:
+            return any(clip.is_reading for clip in self._clips.values())
 
     def wait_until_loaded(self, timeout: float, silence: float) -> Identity:
         """Wait for the model and return its identity.
@@ -109,28 +109,20 @@ class DraftProcess:
         assert loaded is not None
         return loaded
 
-    def open(self, message: OpenClip, listener: Callable[[DraftAnswer], None]) -> int:
-        """Open a clip and return its number; answers about it go to ``listener``, on another thread."""
+    def open(self, message: OpenClip, clip: RemoteDraft) -> int:
+        """Open a clip, which answers are put into on another thread, and return its number."""
         with self._lock:
-            self._clip += 1
-            number = self._clip
-            self._listeners[number] = listener
-            self._reading.add(number)
+            number = next(self._numbers)
+            self._clips[number] = clip
         self.send(number, message)
         if self._failure is not None:
-            listener(self._failure)  # the process ended before it could receive the clip
+            clip.put(self._failure)  # the process ended before it could receive the clip
         return number
 
     def send(self, clip: int, message: OpenClip | DraftMessage | CloseClip) -> None:
         """Send a message about a clip; no effect on a closed one."""
         with contextlib.suppress(OSError):  # a closed pipe: the reader reports it
             self.process.channel.send((clip, message))
-
-    def close(self, clip: int) -> None:
-        """Close a clip: the draft stops, and its listener receives the spans when they arrive."""
-        with self._lock:
-            self._awaiting_spans[clip] = time.monotonic()
-        self.send(clip, CloseClip())
 
     def stop(self, *, lost: bool = False) -> None:
         """End the process and the open clips at once; ``lost``: they may be repeated."""
@@ -139,36 +131,27 @@ class DraftProcess:
         if threading.current_thread() is not self._reader:
             self._reader.join()
 
-    def dispatch(self, clip: int | None, message: object) -> None:
+    def dispatch(self, number: int | None, message: object) -> None:
         """Handle a message about a clip, or about the model with None; called by the reader."""
-        if clip is None:
+        if number is None:
             self._loaded = cast("Identity | WorkerFailed", message)
             self._ready.set()
             return
         with self._lock:
-            listener = self._listeners.get(clip)
+            clip = self._clips.get(number)
             if isinstance(message, DraftSpans):
-                self._remove_clip(clip)
-            elif isinstance(message, (PromptRead, WorkerFailed)):
-                self._reading.discard(clip)
-        if listener is not None:
-            listener(cast(DraftAnswer, message))
-
-    def _remove_clip(self, clip: int) -> None:
-        self._reading.discard(clip)
-        self._awaiting_spans.pop(clip, None)
-        self._listeners.pop(clip, None)
+                self._clips.pop(number, None)
+        if clip is not None:
+            clip.put(cast(DraftAnswer, message))
 
     def fail(self, failed: WorkerFailed) -> None:
-        """Mark the process as failed and notify its listeners."""
+        """Mark the process as failed and tell its clips."""
         with self._lock:
             self._failure = self._failure or failed
-            listeners = dict(self._listeners)
-            for clip in listeners:
-                self._remove_clip(clip)
+            clips, self._clips = self._clips, {}
         self._ready.set()
-        for listener in listeners.values():
-            listener(failed)
+        for clip in clips.values():
+            clip.put(failed)
 
 
 def _listen(process: Child, owner: DraftProcess) -> None:
@@ -195,23 +178,23 @@ class RemoteDraft:
 
     Attributes:
         wake: set with every answer.
+        is_reading: True until its prompt is read.
+        closed: time at which it was closed; None before.
     """
 
-    def __init__(
-        self,
-        process: DraftProcess,
-        opening: OpenClip,
-        timeout: float,
-        trace: Trace,
-    ) -> None:
+    closed: float | None
+
+    def __init__(self, process: DraftProcess, opening: OpenClip, timeout: float, trace: Trace) -> None:
         self.process, self.timeout, self.trace, self.wake = process, timeout, trace, WakeEvent()
         self._opening: OpenClip | None = opening
-        self._clip: int | None = None
-        self._closed = False
+        self._number: int | None = None
+        self.is_reading, self.closed = True, None
         self._arrived: deque[DraftAnswer] = deque()
 
     def put(self, answer: DraftAnswer) -> None:
         """Add an answer; callable from any thread."""
+        if isinstance(answer, (PromptRead, WorkerFailed)):
+            self.is_reading = False
         self._arrived.append(answer)
         self.wake.set()
 
@@ -221,11 +204,11 @@ class RemoteDraft:
 
     def begin(self) -> int:
         """Open the clip and return its number."""
-        if self._clip is None:
+        if self._number is None:
             assert self._opening is not None
-            self._clip = self.process.open(self._opening, self.put)
+            self._number = self.process.open(self._opening, self)
             self._opening = None  # it has the frames
-        return self._clip
+        return self._number
 
     def send(self, message: DraftMessage) -> None:
         """Send a message without waiting."""
@@ -244,14 +227,14 @@ class RemoteDraft:
         return answers  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """End the clip; the process continues with the others."""
-        if self._clip is not None and not self._closed:
-            self._closed = True
-            self.process.close(self._clip)
+        """End the clip: the draft stops, and its spans are the last answer; the process continues with the others."""
+        if self._number is not None and self.closed is None:
+            self.closed = time.monotonic()
+            self.process.send(self._number, CloseClip())
 
     def collect_spans(self) -> Steps[DraftSpans | None]:
         """End the clip; return the draft's spans if they arrive within :data:`SPANS_TIMEOUT` seconds."""
-        if self._clip is None:
+        if self._number is None:
             return None
         self.close()
         until = time.monotonic() + SPANS_TIMEOUT

@@ -13,7 +13,6 @@ from vidspec.decoding.auto import ROWS, parallel_windows
 from vidspec.decoding.prefill import Publish, TargetPrompt, prefill_target
 from vidspec.decoding.protocol import (
     DraftSpans,
-    KeptTokens,
     OpenClip,
     OutgoingMessage,
     PrefillTarget,
@@ -21,6 +20,7 @@ from vidspec.decoding.protocol import (
     Proposed,
     TargetMessage,
     Verify,
+    VisibleTokens,
 )
 from vidspec.decoding.scheduler import ParallelSettings, Scheduler, WorkerLost
 from vidspec.decoding.sequence import Sequence
@@ -154,12 +154,12 @@ def run_rounds(
             if isinstance(message, (PrefillTarget, Verify)):
                 orders.append(message)
                 continue
-            if isinstance(message, KeptTokens) and target.prompt is not None:
+            if isinstance(message, VisibleTokens) and target.prompt is not None:
                 message = replace(message, visual=len(target.prompt.prefix.visual))
             draft.send(message)
 
     def publish(kept: tuple[int, ...]) -> None:
-        send(scheduler.receive(KeptTokens(kept))[0])
+        send(scheduler.receive(VisibleTokens(kept))[0])
 
     send(scheduler.start())
     while not scheduler.finished:

@@ -69,7 +69,7 @@ class Pair:
     def captioner(self, name, overrides=None):
         settings = {"generate.max_new_tokens": self.tokens, "models.threads": 2, **self.settings, **(overrides or {})}
         profile = profiles.load(name, settings, env={})
-        draft = self.draft if profile.drafts_with_a_model else None
+        draft = self.draft if profile.draft.has_model else None
         if not profile.concurrent:
             return Captioner(profile, self.target, draft)
         kind = profile.draft.kind

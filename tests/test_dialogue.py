@@ -54,7 +54,7 @@ def pair_of():
 def captioner(pair, name="vanilla-sd", **settings):
     name, *more = name.split("+")
     profile = profiles.load(name, {**FEW, **settings, **dict(one.split("=") for one in more)}, env={})
-    return Captioner(profile, pair[0], pair[1] if profile.drafts_with_a_model else None)
+    return Captioner(profile, pair[0], pair[1] if profile.draft.has_model else None)
 
 
 def talked(captioner, clip=CLIP, questions=QUESTIONS):

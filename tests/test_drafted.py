@@ -107,9 +107,9 @@ def check(pair, name, paths, batch, count, alone):
 
 
 def drafted(profile, captions):
-    if not profile.drafts_for_free:  # which looks texts up that may hold nothing like the next words
+    if not profile.draft.is_free:  # which looks texts up that may hold nothing like the next words
         assert sum(caption.counters["drafted"] for caption in captions) > 0, f"{profile.name} stopped drafting"
-    if profile.drafts_with_a_model:
+    if profile.draft.has_model:
         assert sum(caption.counters["draft_forwards"] for caption in captions) > 0, profile.name
 
 

@@ -34,7 +34,7 @@ from vidspec.pruning.base import pruners
 
 def speculates_losslessly(profile):
     """Heads are made for one target: theirs are in ``drafting/test_heads.py``."""
-    return profile.draft.kind != "none" and rules.get(profile.accept.rule).lossless and not profile.drafts_with_a_head
+    return profile.draft.kind != "none" and rules.get(profile.accept.rule).lossless and not profile.draft.has_head
 
 
 def different():

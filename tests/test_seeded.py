@@ -45,7 +45,7 @@ def drafts_greedily(profile):
     return profile.draft.kind != "none" and sampled.token_for_token
 
 
-PROFILES = [name for name, one in packaged().items() if drafts_greedily(one) and not one.drafts_with_a_head]
+PROFILES = [name for name, one in packaged().items() if drafts_greedily(one) and not one.draft.has_head]
 
 
 def crossed(profiles):
@@ -128,7 +128,7 @@ def test_texts_are_plain_decodings_wherever_a_head_rests(built_in, rests, profil
     pair, heads = built_in(HEADS[profile])
 
     def captioner(name, **settings):
-        head = heads.get(packaged()[name].named_head)
+        head = heads.get(packaged()[name].draft.named_head)
         return pair.captioner(name, head=head, **{"generate.max_new_tokens": TOKENS, **settings})
 
     assert compare(captioner, rests, profile, change, temperature) > 0

@@ -39,7 +39,7 @@ def under(small_captioner, name, **overrides):
     content = small_captioner.client.profile.model_dump()
     same = {key: content[key.split(".")[0]][key.split(".")[1]] for key in keys}
     profile = profiles.load(name, {**same, "generate.max_new_tokens": 24, **overrides}, env={})
-    draft = small_captioner.client.setup.draft.model if profile.drafts_with_a_model else None
+    draft = small_captioner.client.setup.draft.model if profile.draft.has_model else None
     return Captioner(profile, small_captioner.client.setup.target.model, draft)
 
 

@@ -34,7 +34,7 @@ def finished(text):
 def other(captioner, name="vanilla-sd", **overrides):
     """The same models under another profile."""
     profile = profiles.load(name, {"video.frames": 4, "generate.max_new_tokens": 24, **overrides}, env={})
-    draft = captioner.client.setup.draft.model if profile.drafts_with_a_model else None
+    draft = captioner.client.setup.draft.model if profile.draft.has_model else None
     return Captioner(profile, captioner.client.setup.target.model, draft)
 
 

@@ -84,7 +84,7 @@ def other(small_captioner, name="vanilla-sd", **overrides):
     return Captioner(
         profile,
         small_captioner.client.setup.target.model,
-        small_captioner.client.setup.draft.model if profile.drafts_with_a_model else None,
+        small_captioner.client.setup.draft.model if profile.draft.has_model else None,
     )
 
 

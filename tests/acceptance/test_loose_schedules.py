@@ -50,7 +50,7 @@ class LoosePair:
     def captioner(self, name, overrides=None):
         settings = {"generate.max_new_tokens": TOKENS, **self.folders, **(overrides or {})}
         profile = profiles.load(name, settings, env={})
-        draft = self.draft if profile.drafts_with_a_model else None
+        draft = self.draft if profile.draft.has_model else None
         if not profile.concurrent:
             return Captioner(profile, self.target, draft)
         captioner = Captioner(profile, self.target, draft, slot=self.slot)

@@ -311,22 +311,6 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
             "models.draft: is needed, since this profile drafts with a smaller model; nearest valid choice: "
             "name a draft of the target's family (`vidspec models` lists some), or take the profile ar",
         ),
-        (
-            {"models.target": "Qwen/Qwen2.5-VL-7B-Instuct"},
-            "models.draft: is needed, since this profile drafts with a smaller model; nearest valid choice: the target "
-            "Qwen/Qwen2.5-VL-7B-Instruct, or name a draft of the target's family (`vidspec models` lists some), "
-            "or take the profile ar",
-        ),
-        (
-            {"models.target": "Qwen/Qwen2-VL-7B"},
-            "models.draft: is needed, since this profile drafts with a smaller model; nearest valid choice: the target "
-            "Qwen/Qwen2-VL-7B-Instruct, or name a draft of the target's family (`vidspec models` lists some), "
-            "or take the profile ar",
-        ),
-        (
-            {"models.target": "./nowhere"},
-            "models.target: ./nowhere: no such folder; nearest valid choice: a folder with a saved model, or a hub id",
-        ),
     ],
 )
 def test_mistakes_verbatim(overrides, message):

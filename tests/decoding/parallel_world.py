@@ -380,9 +380,8 @@ class BatchScenario:
             costs=PassCosts(),
             acceptance="exact",
             profile=SimpleNamespace(
-                shows_the_video=True,
                 schedule=schedule,
-                draft=SimpleNamespace(gamma=rng.choice([1, 2, 4]), kind="model"),
+                draft=SimpleNamespace(gamma=rng.choice([1, 2, 4]), kind="model", has_video=True),
                 workers=PROFILE.workers,
                 generate=SimpleNamespace(seed=0),
             ),

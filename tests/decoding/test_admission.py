@@ -64,7 +64,7 @@ def loaded():
 def captioner(name="vanilla-sd"):
     """A captioner with slabs of its own, in which nothing is allocated."""
     profile = profiles.load(name, {"video.frames": FRAMES, "generate.max_new_tokens": 512}, env={})
-    draft = model("0.5b").with_own_slab() if profile.drafts_with_a_model else None
+    draft = model("0.5b").with_own_slab() if profile.draft.has_model else None
     return Captioner(profile, model("7b").with_own_slab(), draft)
 
 

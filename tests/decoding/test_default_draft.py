@@ -132,7 +132,7 @@ def test_the_command_line_follows_it(on, row, monkeypatch, tmp_path, caplog):
     resolved = resolve_profile(None, KEYS, defaults)
     profile = resolved.profile
     assert profile.name == "self-int8" and profile.draft.precision == "int8" and profile.draft.gamma == "auto"
-    assert profile.drafts_with_the_target and profile.named_models == (TARGET,)
+    assert profile.draft.is_target and profile.named_models == (TARGET,)
     assert resolved.sources["draft.kind"] == CHOSEN and caplog.messages[0].startswith("profile: self-int8: ")
     assert resolve_profile("ar", KEYS, defaults).profile.name == "ar"
     named = {**KEYS, "models.draft": "Qwen/Qwen2.5-VL-3B-Instruct"}

@@ -26,7 +26,7 @@ class BuiltInPair:
     def captioner(self, profile, head=None, **settings):
         same = {"models.pair": self.name, "video.frames": FRAMES, "generate.max_new_tokens": TOKENS}
         profile = profiles.load(profile, {**same, **settings}, env={})
-        return Captioner(profile, self.target, self.draft if profile.drafts_with_a_model else None, head=head)
+        return Captioner(profile, self.target, self.draft if profile.draft.has_model else None, head=head)
 
     def texts(self, captioner, batch):
         for path in map(str, shipped()[:CLIPS]):

@@ -46,7 +46,7 @@ def captioner(pair, name, loaded=None):
     profile = profiles.load(name, {**SETTINGS, "models.pair": pair})
     if loaded is None:
         return Captioner.from_profile(profile)
-    draft = loaded.client.setup.draft.model if profile.drafts_with_a_model else None
+    draft = loaded.client.setup.draft.model if profile.draft.has_model else None
     return Captioner(profile, loaded.client.setup.target.model, draft)
 
 

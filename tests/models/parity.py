@@ -113,7 +113,7 @@ def check_profiles(target, draft, names, clips, settings):
 
     def captioner(name):
         profile = profiles.load(name, settings, env={})
-        return Captioner(profile, target, draft if profile.drafts_with_a_model else None)
+        return Captioner(profile, target, draft if profile.draft.has_model else None)
 
     texts = {path: captioner("ar").caption(path).token_ids for path in clips}
     for number, name in enumerate(names):

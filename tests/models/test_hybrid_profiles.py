@@ -31,7 +31,7 @@ def pair(request):
 def captioner(pair, name, **overrides):
     settings = {"generate.max_new_tokens": TOKENS, "video.frames": 8, **overrides}
     profile = profiles.load(name, settings, env={})
-    return Captioner(profile, pair[0], pair[1] if profile.drafts_with_a_model else None)
+    return Captioner(profile, pair[0], pair[1] if profile.draft.has_model else None)
 
 
 #: Chains of every kind of drafter and of a pruner for each kind of signal.

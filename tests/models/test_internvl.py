@@ -83,6 +83,6 @@ def test_profiles_are_exact():
     texts = {}
     for name in ("ar", "vanilla-sd", "specvlm", "sd-frame", "uv-sequential", "self-sd", "self-int8", "tabed-mtcp"):
         profile = profiles.load(name, {"generate.max_new_tokens": 40, "video.frames": 8}, env={})
-        with Captioner(profile, target, draft if profile.drafts_with_a_model else None) as captioner:
+        with Captioner(profile, target, draft if profile.draft.has_model else None) as captioner:
             texts[name] = captioner.caption(shipped()[0]).token_ids
     assert all(text == texts["ar"] for text in texts.values()) and len(texts["ar"]) > 1

@@ -174,7 +174,7 @@ def clips(tmp_path_factory):
 def captioner(pair, name, **video):
     asked = {"generate.max_new_tokens": 24, "video.frames": 4} | {f"video.{key}": value for key, value in video.items()}
     profile = profiles.load(name, asked, env={})
-    return Captioner(profile, pair.target, pair.draft if profile.drafts_with_a_model else None)
+    return Captioner(profile, pair.target, pair.draft if profile.draft.has_model else None)
 
 
 @pytest.mark.full

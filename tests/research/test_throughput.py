@@ -52,7 +52,7 @@ def test_throughput(command, monkeypatch, tmp_path):
         (("throughput", "a.mp4", "--peer", "vllm"), "--peer vllm: must be one of generate-batched, vllm=PYTHON"),
         (("throughput", "a.mp4", "--peer", "openvino=python"), "must be one of generate-batched, vllm=PYTHON"),
         (("throughput", "a.mp4", "--json", "no/x.json"), "--json no/x.json: there is no folder no"),
-        (("throughput", "a.mp4", "--profiles", "ar", "--draft", "x"), "--draft needs --target"),
+        (("throughput", "a.mp4", "--profiles", "ar", "--draft", "x"), "--target: is needed with --draft"),
         (("peers", "--peer", "vllm"), "--peer vllm: must be one of openvino=PYTHON, openvino-int8-cache"),
         (("peers", "--peer", "vllm=no/python"), "--peer vllm=no/python: no/python cannot be run"),
         (("peers", *2 * ("--peer", f"vllm={sys.executable}")), "--peer names vllm twice"),

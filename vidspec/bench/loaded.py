@@ -110,11 +110,11 @@ class LoadedModels:
             raise UsageError(f"profile {profile.name} needs another target than the loaded one", hint=wanted)
         precision = profile.draft.precision
         weights: WeightFormat = None if precision == "as-target" else precision
-        draft = self._load_draft(weights) if profile.drafts_with_a_model else None
-        if profile.drafts_with_a_model and draft is None:
+        draft = self._load_draft(weights) if profile.draft.has_model else None
+        if profile.draft.has_model and draft is None:
             raise UsageError(f"profile {profile.name} drafts with a model", hint="name one with --draft")
-        head = self.head(profile.named_head) if profile.named_head else None
-        if profile.named_head and head is None:
+        head = self.head(profile.draft.named_head) if profile.draft.named_head else None
+        if profile.draft.named_head and head is None:
             raise UsageError(
                 f"profile {profile.name} drafts with a head of the target", hint="name both with --target and --draft"
             )
@@ -123,7 +123,7 @@ class LoadedModels:
             self.target,
             draft,
             slot=self._slots.get((profile.draft.kind, precision)),
-            head=self.layer if profile.drafts_with_a_head and not profile.named_head else head,
+            head=self.layer if profile.draft.has_head and not profile.draft.named_head else head,
         )
         if (slot := made.client.setup.slot) is not None:
             self._slots[profile.draft.kind, precision] = slot
@@ -139,7 +139,7 @@ def lossless_profiles() -> list[str]:
     """Return every packaged lossless profile, plain decoding first, without those that draft with a head."""
     names = sorted(info.name for info in profiles.available() if info.source == "packaged")
     loaded = [profiles.load(name) for name in names if name != "ar"]
-    return ["ar", *(one.name for one in loaded if one.lossless and not one.drafts_with_a_head)]
+    return ["ar", *(one.name for one in loaded if one.lossless and not one.draft.has_head)]
 
 
 def require_files(clips: Iterable[Path]) -> None:

@@ -158,7 +158,7 @@ def _breakdown_of(name: str, captioner: Captioner, measured: Sequence[Caption]) 
 
 def _has_draft_passes(profile: Profile) -> bool:
     """Return True if a model drafts, with the target's own weights or others."""
-    return profile.drafts_with_a_model or profile.drafts_with_the_target
+    return profile.draft.has_model or profile.draft.is_target
 
 
 def _add_pass_costs(
@@ -174,7 +174,7 @@ def _add_pass_costs(
     T_q is that of a prompt with the video, even if the draft sees something else in addition or instead.
     """
     profile = captioner.client.profile
-    model = profile.drafts_with_a_model
+    model = profile.draft.has_model
     before = known.get(model)
     if before is None or (_has_draft_passes(profile) and one.alpha not in before.draft):
         say(f"passes of {'target and draft' if model else 'the target'}")
@@ -182,7 +182,7 @@ def _add_pass_costs(
     times = known[model]
     if not _has_draft_passes(profile):
         return replace(one, passes=replace(times, draft={}, kept={}))
-    rounding = "up" if profile.drafts_with_the_target else "down"
+    rounding = "up" if profile.draft.is_target else "down"
     return replace(one, passes=times, c=times.cost_ratio(one.alpha), gamma=times.gamma(one.alpha, rounding))  # type: ignore[arg-type]
 
 
@@ -196,7 +196,7 @@ def _measure_pass_costs(
     state, _ = prefill_pruned(engine, prefix, 0.0)
     if not _has_draft_passes(profile):
         return measure_passes((engine, state), {})
-    drafting = Engine(loaded.draft) if profile.drafts_with_a_model and loaded.draft is not None else engine
+    drafting = Engine(loaded.draft) if profile.draft.has_model and loaded.draft is not None else engine
     pixels = drafting.model.preprocess(clip)
     own = drafting.model.prefix(drafting.model.encode(pixels), profile.generate.prompt, profile.generate.system)
     drafts, kept = {}, {}

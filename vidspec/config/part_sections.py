@@ -20,7 +20,7 @@ from vidspec.acceptance.base import rules
 from vidspec.bounds import SEED
 from vidspec.config import values
 from vidspec.config.sections import Section
-from vidspec.drafting.base import drafters
+from vidspec.drafting.base import DrafterKind, drafter_of, drafters
 from vidspec.errors import option
 from vidspec.lossy import lossy
 from vidspec.pruning.base import pruners
@@ -129,12 +129,53 @@ class DraftSection(PartSection):
         ),
     ] = "auto"
 
+    @property
+    def drafter(self) -> DrafterKind | None:
+        """Properties of the drafter with its options; None without one."""
+        return None if self.kind == "none" else drafter_of(self)
+
+    @property
+    def has_model(self) -> bool:
+        """True if a draft model is needed with the target."""
+        return self.drafter is not None and self.drafter.model == "draft"
+
+    @property
+    def has_head(self) -> bool:
+        """True if a head over the target's states drafts, a separate one or one in the target's checkpoint."""
+        return self.drafter is not None and self.drafter.model in ("head", "layer")
+
+    @property
+    def named_head(self) -> str | None:
+        """Layout of that head, if ``models.draft`` names it."""
+        drafter = self.drafter
+        return drafter.head if drafter is not None and drafter.model == "head" else None
+
+    @property
+    def is_target(self) -> bool:
+        """True if the target drafts for itself."""
+        return self.drafter is not None and self.drafter.model == "target"
+
+    @property
+    def is_free(self) -> bool:
+        """True if drafting takes no pass of any model."""
+        return self.drafter is not None and self.drafter.model is None
+
+    @property
+    def has_caption(self) -> bool:
+        """True if one of the draft's contexts has the caption of a frame in place of the video."""
+        return self.drafter is not None and "caption" in self.drafter.contexts
+
+    @property
+    def has_video(self) -> bool:
+        """True if the draft sees any of the video, or there is none."""
+        return self.drafter is None or self.drafter.sees != "nothing"
+
     def check(self, profile: Profile) -> Iterator[OptionConflict]:
         drafter, kind, concurrent = profile.drafter, self.kind, profile.concurrent
         if drafter is not None and self.topology != "chain" and not drafter.trees:
             reason = f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} drafts a chain"
             yield OptionConflict("draft.topology", reason, option("draft.topology", "chain"))
-        if self.topology == "adaptive" and profile.drafts_for_free:
+        if self.topology == "adaptive" and self.is_free:
             reason = f"adaptive trees grow by the probabilities of a model, and trees of {kind} by matches in the text"
             yield OptionConflict("draft.topology", reason, option("draft.topology", "tree"))
         if concurrent and self.topology != "chain":
@@ -150,7 +191,7 @@ class DraftSection(PartSection):
             yield OptionConflict(
                 "draft.gamma", reason, f"{option('draft.gamma', 5)}, or {option('draft.topology', 'chain')}"
             )
-        if self.precision in ("int8", "int4") and not (profile.drafts_with_a_model or profile.drafts_with_the_target):
+        if self.precision in ("int8", "int4") and not (self.has_model or self.is_target):
             reason = (
                 f"{self.precision} applies to the weights of a model that drafts, and {option('draft.kind')} is {kind}"
             )

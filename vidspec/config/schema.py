@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from vidspec.acceptance.base import AcceptanceRule, rules
 from vidspec.config.part_sections import AcceptSection, DraftSection, LossySection, PruneSection, ScheduleSection
 from vidspec.config.sections import GenerateSection, ModelsSection, Section, VideoSection, WorkersSection
-from vidspec.drafting.base import DrafterKind, drafter_of, drafters
+from vidspec.drafting.base import DrafterKind, drafters
 from vidspec.errors import ProfileError, option
 from vidspec.lossy import lossy
 from vidspec.models.base import families
@@ -139,9 +139,7 @@ class Profile(Section):
     @property
     def drafter(self) -> DrafterKind | None:
         """Properties of the drafter with its options; None without one."""
-        if self.draft.kind == "none":
-            return None
-        return drafter_of(self.draft)
+        return self.draft.drafter
 
     @property
     def rule(self) -> type[AcceptanceRule]:
@@ -149,47 +147,11 @@ class Profile(Section):
         return rules.get(self.accept.rule)
 
     @property
-    def drafts_with_a_model(self) -> bool:
-        """True if a draft model is needed with the target."""
-        return self.drafter is not None and self.drafter.model == "draft"
-
-    @property
-    def drafts_with_a_head(self) -> bool:
-        """True if a head over the target's states drafts, a separate one or one in the target's checkpoint."""
-        return self.drafter is not None and self.drafter.model in ("head", "layer")
-
-    @property
-    def named_head(self) -> str | None:
-        """Layout of that head, if ``models.draft`` names it."""
-        drafter = self.drafter
-        return drafter.head if drafter is not None and drafter.model == "head" else None
-
-    @property
     def named_models(self) -> tuple[str, ...]:
         """Hub ids and folders of all models to load, the target first; for a built-in pair the captioner only."""
-        drafts = self.drafts_with_a_model or self.named_head
+        drafts = self.draft.has_model or self.draft.named_head
         wanted = (self.models.target, self.models.draft if drafts else None, self.models.captioner)
         return tuple(dict.fromkeys(name for name in wanted if name))
-
-    @property
-    def drafts_with_the_target(self) -> bool:
-        """True if the target drafts for itself."""
-        return self.drafter is not None and self.drafter.model == "target"
-
-    @property
-    def drafts_for_free(self) -> bool:
-        """True if drafting takes no pass of any model."""
-        return self.drafter is not None and self.drafter.model is None
-
-    @property
-    def describes(self) -> bool:
-        """True if one of the draft's contexts has the caption of a frame in place of the video."""
-        return self.drafter is not None and "caption" in self.drafter.contexts
-
-    @property
-    def shows_the_video(self) -> bool:
-        """True if the draft sees any of the video."""
-        return self.drafter is None or self.drafter.sees != "nothing"
 
     @property
     def lossless(self) -> bool:
@@ -213,7 +175,7 @@ class Profile(Section):
         A head reads the target's states, and a self-drafting target shares its weights or its cache.
         """
         named = (self.workers.target, self.workers.draft, self.models.draft_device, self.models.device_map)
-        return self.drafts_with_a_model and self.models.device == "auto" and not any(named)
+        return self.draft.has_model and self.models.device == "auto" and not any(named)
 
     @property
     def token_for_token(self) -> bool:
@@ -242,7 +204,7 @@ class Profile(Section):
     def _add_listed_draft(self) -> Profile:
         """Fill in the draft that ``vidspec models`` lists first for the target, if one is needed and not named."""
         models = self.models
-        if not self.drafts_with_a_model or models.target is None or models.draft is not None:
+        if not self.draft.has_model or models.target is None or models.draft is not None:
             return self
         return self.model_copy(update={"models": models.model_copy(update={"draft": listed_draft(models.target)})})
 

@@ -122,7 +122,7 @@ class ModelsSection(Section):
 
     def check(self, profile: Profile) -> Iterator[OptionConflict]:
         unnamed = self.target is not None and self.draft is None
-        if self.captioner is not None and not profile.describes:
+        if self.captioner is not None and not profile.draft.has_caption:
             reason = f"has no effect unless {option('draft.contexts')} has caption"
             yield OptionConflict("models.captioner", reason, "leave it out, or the profile tabed-mtcp")
         if self.pair is not None and (self.target is not None or self.draft is not None):
@@ -148,10 +148,10 @@ class ModelsSection(Section):
                 f"is needed with {option('models.draft')}",
                 f"name a target, or {option('models.pair', 'embedded')}",
             )
-        if unnamed and profile.drafts_with_a_model:
+        if unnamed and profile.draft.has_model:
             instead = "name a draft of the target's family (`vidspec models` lists some), or take the profile ar"
             yield OptionConflict("models.draft", "is needed, since this profile drafts with a smaller model", instead)
-        if unnamed and profile.named_head:
+        if unnamed and profile.draft.named_head:
             instead = "name the head that was trained for the target, or take the profile ar"
             reason = "is needed, since this profile drafts with a head of its own"
             yield OptionConflict("models.draft", reason, instead)

@@ -59,15 +59,15 @@ def memory_claims(setup: DecodingSetup, request: CaptionRequest) -> list[MemoryC
     tokens = visual + model.template.text_token_count(*text)
     own = model.clip_memory(size, visual, tokens, setup.room)
     claims = [MemoryClaim(model, own.entries, own.prompt, own.tower)]
-    if setup.draft is not None and profile.shows_the_video:
+    if setup.draft is not None and profile.draft.has_video:
         needed = setup.draft.model.clip_memory(size, visual, tokens, setup.room)
         claims.append(MemoryClaim(setup.draft.model, needed.entries, needed.prompt, needed.tower))
-    if setup.slot is not None and setup.slot.device == model.device and profile.shows_the_video:
+    if setup.slot is not None and setup.slot.device == model.device and profile.draft.has_video:
         claims.append(MemoryClaim(model, 0, own.prompt, own.tower, other_slab=own.kv))
     if setup.head is not None:  # its prompt consists of states of several blocks of the target
         prompt = own.prompt * (1 + len(setup.head.model.blocks))
         claims.append(MemoryClaim(setup.head.model, own.entries, prompt))
-    if profile.drafts_with_the_target and not profile.concurrent:  # after a prompt of its own
+    if profile.draft.is_target and not profile.concurrent:  # after a prompt of its own
         claims.append(MemoryClaim(model, own.entries))
     return claims
 

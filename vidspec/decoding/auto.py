@@ -68,7 +68,7 @@ def draft_placement(profile: Profile) -> Placement:
     weights: WeightFormat = "auto" if precision == "auto" else None
     if precision == "int8" or precision == "int4":
         weights = precision
-    elif profile.drafts_with_the_target:
+    elif profile.draft.is_target:
         weights = wanted.weights
     device = profile.workers.draft or wanted.draft_device or wanted.device
     if profile.takes_second_gpu and torch.cuda.is_available() and torch.cuda.device_count() > 1:
@@ -136,7 +136,7 @@ def parallel_windows(profile: Profile, costs: PassCosts) -> WindowSize:
     if gamma != "auto":
         return FixedGamma(gamma)
     # With small windows and long accepted runs, rounding up pays (ParallelVLM App. A).
-    return AutoGamma(costs, rounding="up" if profile.drafts_with_the_target else "down")
+    return AutoGamma(costs, rounding="up" if profile.draft.is_target else "down")
 
 
 def explain(setup: DecodingSetup) -> list[Choice]:

@@ -75,9 +75,9 @@ def load_models(profile: Profile, undo: ExitStack) -> CaptionerModels:
         describe = image_captioner.load_image_captioner(wanted.captioner, replace(draft_where, weights=None))
     draft = slot = None
     if profile.concurrent:
-        slot = DraftProcessSlot(draft_name if profile.drafts_with_a_model else target_name, draft_where, profile)
+        slot = DraftProcessSlot(draft_name if profile.draft.has_model else target_name, draft_where, profile)
         undo.callback(slot.drop)
-    elif profile.drafts_with_a_model:
+    elif profile.draft.has_model:
         draft = loading.load_model(draft_name, draft_where, text=True)
     target = loading.load_model(target_name, where)
     if wanted.pair is not None:
@@ -85,10 +85,10 @@ def load_models(profile: Profile, undo: ExitStack) -> CaptionerModels:
         if draft is not None:
             draft.rename("embedded/draft")
     head: Head | None = None
-    if profile.named_head:
-        head = load_head(profile.named_head, draft_name, target, draft_where)
+    if profile.draft.named_head:
+        head = load_head(profile.draft.named_head, draft_name, target, draft_where)
         head.name = "embedded/head" if wanted.pair is not None else head.name
-    elif profile.drafts_with_a_head:
+    elif profile.draft.has_head:
         head = mtp.load_mtp(target)
     return CaptionerModels(target, draft, describe, slot, head)
 
@@ -108,8 +108,8 @@ def _names(profile: Profile) -> tuple[str, str]:
     folder = loading.embedded_folder(wanted.pair, "target")
     if not (folder / "config.json").is_file():
         raise ModelError("the built-in models are missing from this installation", hint="reinstall vidspec")
-    drafting = loading.embedded_folder(wanted.pair, HEAD_FOLDERS.get(profile.named_head or "", "draft"))
-    if profile.named_head and not drafting.is_dir():
+    drafting = loading.embedded_folder(wanted.pair, HEAD_FOLDERS.get(profile.draft.named_head or "", "draft"))
+    if profile.draft.named_head and not drafting.is_dir():
         raise ModelError(
             f"the built-in pair {wanted.pair} has no head for draft.kind {profile.draft.kind}",
             hint="give --set models.pair=embedded-qwen, or --target MODEL --draft HEAD",
@@ -126,9 +126,9 @@ def build_setup(profile: Profile, models: CaptionerModels) -> DecodingSetup:
     target, draft, describe, slot, head = models
     if draft is not None:
         loading.check_pair(target, draft)
-        require_vision(draft, shown=profile.shows_the_video or (profile.describes and describe is None))
-    describe = describe if profile.describes else None
-    if profile.describes and describe is None and draft is not None:
+        require_vision(draft, shown=profile.draft.has_video or (profile.draft.has_caption and describe is None))
+    describe = describe if profile.draft.has_caption else None
+    if profile.draft.has_caption and describe is None and draft is not None:
         describe = image_captioner.DraftCaptioner(draft, beside=auto.has_room_for_two(target.device, draft.device))
     if not profile.concurrent:
         return DecodingSetup.of(profile, target, draft, describe, head)
@@ -167,7 +167,7 @@ def _draft_name(setup: DecodingSetup) -> str | None:
         return setup.draft.model.name
     if setup.head is not None:
         return setup.head.model.name
-    if setup.slot is None or not setup.profile.drafts_with_a_model:
+    if setup.slot is None or not setup.profile.draft.has_model:
         return None
     return "embedded/draft" if ships(setup.slot.model) else setup.slot.model
 

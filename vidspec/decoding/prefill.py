@@ -120,7 +120,7 @@ class TargetPrompt:
         sequence.job = yield from share_pixels(setup.vision_models, sequence.job, sequence.trace)
         prefix = yield from setup.read(sequence.job, sequence.trace)
         hit = _find_prefix(setup, cache, prefix)
-        text_only = setup.pruner is None and not setup.profile.shows_the_video  # a head that does not see the video
+        text_only = setup.pruner is None and not setup.profile.draft.has_video  # a head that does not see the video
         return cls(prefix, cache, hit, make_taps(setup.needs, prefix, text_only=text_only) if hit is None else None)
 
     def choose(self, sequence: Sequence, worker: str) -> tuple[int, ...]:
@@ -132,7 +132,7 @@ class TargetPrompt:
         if cache is not None and cache.kept is not None and self.hit is not None:
             self.kept = cache.kept[1]
         elif setup.pruner is None:
-            self.kept = torch.arange(len(self.prefix.visual) if setup.profile.shows_the_video else 0)
+            self.kept = torch.arange(len(self.prefix.visual) if setup.profile.draft.has_video else 0)
         else:
             prune = setup.profile.prune
             with sequence.trace.span("prune", worker):

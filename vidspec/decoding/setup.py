@@ -116,7 +116,7 @@ class DecodingSetup:
         drafter = _build_drafter(profile, target, head)
         pruner = _build_pruner(profile, target)
         costs = PassCosts()
-        observing = (drafter, pruner, head if profile.drafts_with_a_head else None)
+        observing = (drafter, pruner, head if profile.draft.has_head else None)
         return cls(
             profile,
             Engine(target),
@@ -141,9 +141,9 @@ class DecodingSetup:
         return DecodingSetup.of(
             profile,
             self.target.model,
-            self.draft.model if self.draft is not None and profile.drafts_with_a_model else None,
-            self.describe if profile.describes else None,
-            self.head.model if self.head is not None and profile.drafts_with_a_head else None,
+            self.draft.model if self.draft is not None and profile.draft.has_model else None,
+            self.describe if profile.draft.has_caption else None,
+            self.head.model if self.head is not None and profile.draft.has_head else None,
             self.slot,
         )
 
@@ -172,7 +172,7 @@ class DecodingSetup:
 
         None if another model drafts, or the target in a process of its own.
         """
-        if not self.profile.drafts_with_the_target or self.profile.concurrent:
+        if not self.profile.draft.is_target or self.profile.concurrent:
             return None
         precision = self.profile.draft.precision
         if precision == "int8" or precision == "int4":
@@ -187,7 +187,7 @@ class DecodingSetup:
     @property
     def vision_models(self) -> list[VideoLanguageModel]:
         """Models in this process that encode frames, the target first."""
-        draft = self.draft if self.profile.shows_the_video else None
+        draft = self.draft if self.profile.draft.has_video else None
         return [engine.model for engine in (self.target, draft) if engine is not None]
 
     @property
@@ -223,9 +223,9 @@ class DecodingSetup:
 def _build_drafter(profile: Profile, target: VideoLanguageModel, head: Head | None) -> DrafterKind | None:
     if profile.draft.kind == "none":
         return None
-    if profile.drafts_with_the_target:
+    if profile.draft.is_target:
         require_quantisable(target, profile.draft.precision)
-    if profile.drafts_with_a_head and head is None:
+    if profile.draft.has_head and head is None:
         raise ModelError(
             f"draft.kind {profile.draft.kind} needs a head of {target.name}, which has none here",
             hint="name both with --target MODEL --draft HEAD",

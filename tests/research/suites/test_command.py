@@ -27,7 +27,7 @@ def test_a_suite_names_what_is_run_and_prints_the_papers_table(command, monkeypa
         ((), "Missing argument"),
         (("lvspec-99",), "no suite is called 'lvspec-99'"),
         (("lvspec-1", "--repeats", "0"), "--repeats"),
-        (("lvspec-1", "--draft", "x"), "--draft needs --target"),
+        (("lvspec-1", "--draft", "x"), "--target: is needed with --draft"),
         (("lvspec-1", "--turn", " "), "--turn: is empty"),
     ],
 )

@@ -266,7 +266,7 @@ class DraftProcessSlot:
     def __init__(self, model: str, where: Placement, profile: Profile) -> None:
         self.model, self.device = model, where.device
         wanted = profile.workers
-        self._shows_video = profile.shows_the_video
+        self._shows_video = profile.draft.has_video
         self._checked: tuple[VideoLanguageModel, Identity] | None = None
         limit: int | None = None
         self.draft_threads: int | None = None

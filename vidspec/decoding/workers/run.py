@@ -66,7 +66,7 @@ def _run_attempt(sequence: Sequence) -> Steps[None]:
     process = slot.ready()
     windows = parallel_windows(setup.profile, setup.costs)
     target = TargetSide(sequence)
-    blind = not setup.profile.shows_the_video
+    blind = not setup.profile.draft.has_video
     texts = {"\n": sequence.job.text_ids(setup.target.model, "\n")} if blind else {}
     job = sequence.job
     shown = CaptionRequest("", job.frames, job.prompt or "", job.system, earlier=job.earlier)

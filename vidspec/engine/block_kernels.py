@@ -42,7 +42,8 @@ def load_block_kernels(device: torch.device) -> BlockKernels | None:
 
 def rms_norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return the root-mean-square norm over the last axis (..., n), times a weight (n,); by our kernel if it runs."""
-    kernels = load_block_kernels(rows.device) if rows.device.type == "cuda" else None
+    in_kernel = rows.device.type == "cuda" and not torch.is_grad_enabled()  # it has no gradient
+    kernels = load_block_kernels(rows.device) if in_kernel else None
     if kernels is None:
         return F.rms_norm(rows, weight.shape, weight, eps)
     return kernels.norm(rows.reshape(-1, len(weight)), weight, eps).view(rows.shape)

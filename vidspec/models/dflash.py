@@ -33,7 +33,7 @@ import torch
 from torch.nn import functional as F
 
 from vidspec.engine.block_kernels import rms_norm
-from vidspec.engine.decoder import AttendFunction, Decoder, sliding_windows
+from vidspec.engine.decoder import AttendFunction, sliding_windows
 from vidspec.engine.rotary import RotaryPositions, RotaryTables, rotate
 from vidspec.engine.slab import Slab
 from vidspec.errors import ModelError
@@ -59,7 +59,7 @@ from vidspec.models.quantised import read_head_tensors
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.weight_files import weight_file
 
-__all__ = ["BlockDecoder", "BlockHead", "MarkovStep", "load_block_head"]
+__all__ = ["LEAST", "BlockDecoder", "BlockHead", "MarkovStep", "draft_ids", "load_block_head"]
 
 
 #: Logit of an id that a head cannot draft: finite, as all logits must be.
@@ -121,13 +121,13 @@ class BlockDecoder(HeadDecoder):
         fitting = rope if sections_fit(config) else {}  # those of a wider target are inherited, and not used
         self._positions = RotaryPositions(rotary, fitting, like, interleaved=interleaved)
         self.axes = self._positions.axes
-        self._target: Decoder | None = None
+        self._target_logits: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._target_cap: float | None = None  # of the target's logits, without which the head was trained
 
     def bind_target(self, target: VideoLanguageModel) -> None:
         """Take the embedding and the output head of the target, for drafting."""
         self._context_weights = self._join_context_weights()  # before a pass is captured with their addresses
-        self._target = target.decoder
+        self.bind_logits(target.decoder.logits)
         embed, scale = target_embedding(target, self.device), self.settings.embedding_scale
         if not self.settings.scaled:
             language = target.language
@@ -135,6 +135,10 @@ class BlockDecoder(HeadDecoder):
             self._target_cap = getattr(language.config, "final_logit_softcapping", None)
         scaled = embed if scale == 1 else lambda ids: embed(ids) * scale
         self.bind(scaled, None, other_device_reason(target, self.device))
+
+    def bind_logits(self, logits: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Set the output head of the target, which maps states (n, hidden) to logits."""
+        self._target_logits = logits
 
     @cached_property
     def slab(self) -> Slab:
@@ -237,10 +241,10 @@ class BlockDecoder(HeadDecoder):
         return self._rms_norm("norm", rows)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        assert self._target is not None
         if self._ids is not None:
             return self._spread(self._linear("lm_head", hidden), LEAST)
-        logits = self._target.logits(hidden)
+        assert self._target_logits is not None
+        logits = self._target_logits(hidden)
         if self._target_cap is not None:
             logits = self._target_cap * torch.atanh((logits / self._target_cap).clamp(-0.999999, 0.999999))
         if self.settings.multiplier != 1:
@@ -347,7 +351,7 @@ class BlockHead(Head):
         self.candidates = min(settings.candidates, target.vocabulary) if settings.rank else 0
         self.one_axis, self.whole = settings.one_axis, bool(settings.both_ways or settings.kernel)
         check_target(name, config, settings, target)
-        ids, tensors = _draft_ids(name, dict(tensors), settings)
+        ids, tensors = draft_ids(name, dict(tensors), settings)
         check_tensors(name, config, settings, tensors, target)
         place_rotated_first(config, tensors)
         placed = {key: tensor.to(device, target.dtype).contiguous() for key, tensor in tensors.items()}
@@ -359,7 +363,7 @@ class BlockHead(Head):
         return self.decoder.context(states.to(self.device))
 
 
-def _draft_ids(
+def draft_ids(
     name: str, tensors: dict[str, torch.Tensor], settings: BlockSettings
 ) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]]:
     """Return the target's ids of a reduced vocabulary, None without one, and the tensors that are computed with.

@@ -288,7 +288,7 @@ def test_max_pixels_by_variable_keeps_its_single_underscore():
         ),
         (
             {"video.frames": 4, "video.fps": 1},
-            "video.fps: excludes video.frames; nearest valid choice: video.frames: 4 alone",
+            "video.fps: excludes video.frames; nearest valid choice: video.fps: 1 alone",
         ),
         (
             {"models.pair": "embedded", "models.target": "x"},

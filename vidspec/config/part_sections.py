@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 from vidspec.acceptance.base import rules
 from vidspec.bounds import SEED
 from vidspec.config import values
-from vidspec.config.sections import Section
+from vidspec.config.sections import Section, either
 from vidspec.drafting.base import DrafterKind, drafter_of, drafters
 from vidspec.errors import option
 from vidspec.lossy import lossy
@@ -179,29 +179,22 @@ class DraftSection(PartSection):
             reason = f"adaptive trees grow by the probabilities of a model, and trees of {kind} by matches in the text"
             yield OptionConflict("draft.topology", reason, option("draft.topology", "tree"))
         if concurrent and self.topology != "chain":
-            instead = f"{option('draft.topology', 'chain')}, or {option('schedule.kind', 'sequential')}"
+            instead = either(("draft.topology", "chain"), ("schedule.kind", "sequential"))
             yield OptionConflict("draft.topology", "the parallel schedule drafts a chain", instead)
         if concurrent and drafter is not None and not drafter.remote:
             reason = f"{kind} needs more of the target than token ids, which is all that the parallel schedule sends"
-            yield OptionConflict(
-                "draft.kind", reason, f"{option('draft.kind', 'model')}, or {option('schedule.kind', 'sequential')}"
-            )
+            instead = either(("draft.kind", "model"), ("schedule.kind", "sequential"))
+            yield OptionConflict("draft.kind", reason, instead)
         if self.gamma == "auto" and self.topology == "tree" and not (drafter and drafter.paces):
             reason = f"auto applies to chains, and {option('draft.topology')} is tree"
-            yield OptionConflict(
-                "draft.gamma", reason, f"{option('draft.gamma', 5)}, or {option('draft.topology', 'chain')}"
-            )
+            yield OptionConflict("draft.gamma", reason, either(("draft.gamma", 5), ("draft.topology", "chain")))
         if self.precision in ("int8", "int4") and not (self.has_model or self.is_target):
-            reason = (
-                f"{self.precision} applies to the weights of a model that drafts, and {option('draft.kind')} is {kind}"
-            )
-            yield OptionConflict(
-                "draft.precision", reason, f"{option('draft.precision', 'auto')}, or {option('draft.kind', 'self')}"
-            )
+            drafts = f"a model that drafts, and {option('draft.kind')} is {kind}"
+            instead = either(("draft.precision", "auto"), ("draft.kind", "self"))
+            yield OptionConflict("draft.precision", f"{self.precision} applies to the weights of {drafts}", instead)
         if self.gamma == "auto" and drafter is None:
-            yield OptionConflict(
-                "draft.gamma", "auto needs a draft", f"{option('draft.gamma', 5)}, or {option('draft.kind', 'model')}"
-            )
+            instead = either(("draft.gamma", 5), ("draft.kind", "model"))
+            yield OptionConflict("draft.gamma", "auto needs a draft", instead)
 
 
 @with_parts(pruners)
@@ -236,9 +229,7 @@ class PruneSection(PartSection):
         drafter, method, kind = profile.drafter, self.method, profile.draft.kind
         if self.when == "late" and self.positions == "compact" and profile.schedule.prefill == "parallel":
             reason = f"late prunes the cache at its original positions, and {option('prune.positions')} is compact"
-            yield OptionConflict(
-                "prune.when", reason, f"{option('prune.when', 'wait')}, or {option('prune.positions', 'original')}"
-            )
+            yield OptionConflict("prune.when", reason, either(("prune.when", "wait"), ("prune.positions", "original")))
         if method != "none" and drafter is None:
             reason = f"{method} prunes what the draft sees, and {option('draft.kind')} is none"
             yield OptionConflict("prune.method", reason, option("prune.method", "none"))
@@ -246,11 +237,9 @@ class PruneSection(PartSection):
             reason = f"{method} chooses what a draft sees, and {option('draft.kind')} {kind} chooses itself"
             yield OptionConflict("prune.method", reason, option("prune.method", "none"))
         if method == "none" and self.alpha > 0:
-            instead = next((name for name in ("uniform", *pruners.names()) if name != "none"), "none")
+            other = next((name for name in ("uniform", *pruners.names()) if name != "none"), "none")
             reason = f"{self.alpha:g} has no effect with {option('prune.method')} none"
-            yield OptionConflict(
-                "prune.alpha", reason, f"{option('prune.alpha', 0)}, or {option('prune.method', instead)}"
-            )
+            yield OptionConflict("prune.alpha", reason, either(("prune.alpha", 0), ("prune.method", other)))
 
 
 class ScheduleSection(Section):
@@ -269,24 +258,17 @@ class ScheduleSection(Section):
     def check(self, profile: Profile) -> Iterator[OptionConflict]:
         if self.prefill == "parallel" and not profile.concurrent:
             reason = f"parallel needs two workers, and {option('schedule.kind')} is {self.kind}"
-            yield OptionConflict(
-                "schedule.prefill",
-                reason,
-                f"{option('schedule.prefill', 'sequential')}, or {option('schedule.kind', 'parallel')}",
-            )
+            instead = either(("schedule.prefill", "sequential"), ("schedule.kind", "parallel"))
+            yield OptionConflict("schedule.prefill", reason, instead)
         drafts = schedules.get(self.kind).drafts
         if drafts and profile.drafter is None:
             reason = f"{self.kind} needs a draft, and {option('draft.kind')} is none"
-            yield OptionConflict(
-                "schedule.kind",
-                reason,
-                f"{option('schedule.kind', 'autoregressive')}, or {option('draft.kind', 'model')}",
-            )
+            instead = either(("schedule.kind", "autoregressive"), ("draft.kind", "model"))
+            yield OptionConflict("schedule.kind", reason, instead)
         if not drafts and profile.drafter is not None:
             reason = f"{self.kind} uses no draft, and {option('draft.kind')} is {profile.draft.kind}"
-            yield OptionConflict(
-                "schedule.kind", reason, f"{option('schedule.kind', 'sequential')}, or {option('draft.kind', 'none')}"
-            )
+            instead = either(("schedule.kind", "sequential"), ("draft.kind", "none"))
+            yield OptionConflict("schedule.kind", reason, instead)
 
 
 @with_parts(rules)
@@ -324,18 +306,11 @@ class LossySection(PartSection):
 
     def check(self, profile: Profile) -> Iterator[OptionConflict]:
         if self.method != "none" and profile.drafter is not None:
-            reason = (
-                f"{self.method} prunes the target of plain decoding, and {option('draft.kind')} is {profile.draft.kind}"
-            )
+            kind = f"{option('draft.kind')} is {profile.draft.kind}"
+            reason = f"{self.method} prunes the target of plain decoding, and {kind}"
             plain = f"{option('draft.kind', 'none')} with {option('schedule.kind', 'autoregressive')}"
             instead = f"{option('lossy.method', 'none')}, or {plain}"
             yield OptionConflict("lossy.method", reason, instead)
-        if self.keep is not None and self.retention is not None:
-            yield OptionConflict(
-                "lossy.keep",
-                f"excludes {option('lossy.retention')}",
-                f"{option('lossy.retention', self.retention)} alone",
-            )
         if self.keep is not None and self.method != "none":
             shares = lossy.get(self.method).shares
             if shares != len(self.keep):

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from vidspec.acceptance.base import rules
 from vidspec.config.files import LAST, ProfileEntry, ProfileStore, named_file, packaged_folder
-from vidspec.config.schema import Profile
+from vidspec.config.schema import EXCLUSIVE_KEYS, Profile
 from vidspec.config.yaml_files import describe_error
 from vidspec.drafting.base import drafters
 from vidspec.errors import ProfileError, option
@@ -30,13 +30,6 @@ PREFIX = "VIDSPEC_"
 #: Variables that are not keys of a profile. All others with a double underscore are:
 #: ``VIDSPEC_PRUNE__ALPHA=0.8`` sets ``prune.alpha``.
 RESERVED_VARIABLES = ("VIDSPEC_PROFILE", "VIDSPEC_DEBUG", "VIDSPEC_LAYOUT")
-
-#: Pairs of groups of keys that exclude each other: setting one drops what lower layers set in the other group.
-EXCLUSIVE_KEYS = (
-    (("video.frames",), ("video.fps",)),
-    (("lossy.keep",), ("lossy.retention",)),
-    (("models.pair",), ("models.target", "models.draft")),
-)
 
 #: Options belong to the part that a key names: naming another part drops them.
 _OWNERS = {f"{part.key.partition('.')[0]}.options": part.key for part in (drafters, pruners, rules, lossy)}

@@ -67,6 +67,12 @@ def load_plugin(file: str | os.PathLike[str]) -> None:
         raise ProfileError(f"plugins: {path}: {type(error).__name__}: {error}") from error
 
 
+#: Keys that exclude groups of others: setting one drops what lower layers set in the other group.
+EXCLUSIVE_KEYS = (
+    (("video.fps",), ("video.frames",)),
+    (("lossy.keep",), ("lossy.retention",)),
+    (("models.pair",), ("models.target", "models.draft")),
+)
 #: Keys that do not affect captions. Threads and packed weights may change the last bits of a sum, which is not meant to
 #: change a caption.
 _NOT_IN_CAPTIONS = ("name", "about", "models.device", "models.threads", "models.packed", "workers", "video.stall")
@@ -208,6 +214,10 @@ class Profile(Section):
             return self
         return self.model_copy(update={"models": models.model_copy(update={"draft": listed_draft(models.target)})})
 
+    def _value(self, key: str) -> object:
+        section, _, name = key.partition(".")
+        return getattr(getattr(self, section), name)
+
     @model_validator(mode="after")
     def _consistent(self) -> Profile:
         for key, reason, instead in self._problems():
@@ -217,6 +227,11 @@ class Profile(Section):
 
     def _problems(self) -> Iterator[OptionConflict]:
         """Yield conflicts of the sections and their parts; a part's constructor may raise a ProfileError as well."""
+        for (key,), others in EXCLUSIVE_KEYS:
+            if (value := self._value(key)) is not None and any(self._value(other) is not None for other in others):
+                yield OptionConflict(
+                    key, f"excludes {' and '.join(map(option, others))}", f"{option(key, value)} alone"
+                )
         yield from self.draft.check(self)
         if self.drafter is not None:
             yield from self.drafter.check(self)

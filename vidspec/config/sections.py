@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -48,6 +48,11 @@ class Flag:
     def names_files(self) -> bool:
         """True if its value names files, which may have any bytes."""
         return _NAMES_FILES.search(self.metavar or "") is not None
+
+
+def either(*options: tuple[str, object]) -> str:
+    """Spell keys with values of which any one will do, for a conflict's nearest valid choice."""
+    return ", or ".join(option(key, value) for key, value in options)
 
 
 class Section(BaseModel):
@@ -125,29 +130,16 @@ class ModelsSection(Section):
         if self.captioner is not None and not profile.draft.has_caption:
             reason = f"has no effect unless {option('draft.contexts')} has caption"
             yield OptionConflict("models.captioner", reason, "leave it out, or the profile tabed-mtcp")
-        if self.pair is not None and (self.target is not None or self.draft is not None):
-            reason = f"excludes {option('models.target')} and {option('models.draft')}"
-            yield OptionConflict("models.pair", reason, f"{option('models.pair', self.pair)} alone")
         if self.device_map is not None and self.device != "auto":
             reason = f"{self.device} excludes {option('models.device_map')}, which takes all devices"
-            yield OptionConflict(
-                "models.device",
-                reason,
-                f"{option('models.device', 'auto')}, and {option('models.draft_device')} for the draft",
-            )
+            instead = f"{option('models.device', 'auto')}, and {option('models.draft_device')} for the draft"
+            yield OptionConflict("models.device", reason, instead)
         if self.weights is not None and (self.quantization is not None or self.device_map is not None):
-            key = "quantization" if self.quantization is not None else "device_map"
-            yield OptionConflict(
-                "models.weights",
-                f"{self.weights} excludes {option(f'models.{key}')}",
-                f"{option(f'models.{key}')} alone",
-            )
+            other = option("models.quantization" if self.quantization is not None else "models.device_map")
+            yield OptionConflict("models.weights", f"{self.weights} excludes {other}", f"{other} alone")
         if self.pair is None and self.target is None:
-            yield OptionConflict(
-                "models.target",
-                f"is needed with {option('models.draft')}",
-                f"name a target, or {option('models.pair', 'embedded')}",
-            )
+            reason = f"is needed with {option('models.draft')}"
+            yield OptionConflict("models.target", reason, f"name a target, or {option('models.pair', 'embedded')}")
         if unnamed and profile.draft.has_model:
             instead = "name a draft of the target's family (`vidspec models` lists some), or take the profile ar"
             yield OptionConflict("models.draft", "is needed, since this profile drafts with a smaller model", instead)
@@ -201,14 +193,7 @@ class VideoSection(Section):
     @property
     def arguments(self) -> VideoArguments:
         """Arguments of ``vidspec.video.read``."""
-        return VideoArguments(
-            frames=self.frames,
-            fps=self.fps,
-            max_pixels=self.max_pixels,
-            decoder=self.decoder,
-            seek=self.seek,
-            allow_damaged=self.allow_damaged,
-        )
+        return cast(VideoArguments, self.model_dump(include={*VideoArguments.__annotations__}))
 
     @model_validator(mode="before")
     @classmethod
@@ -216,12 +201,6 @@ class VideoSection(Section):
         if isinstance(data, Mapping) and all(data.get(key) is None for key in ("frames", "fps")):
             return {**data, "frames": 32}
         return data
-
-    def check(self, profile: Profile) -> Iterator[OptionConflict]:
-        if self.frames is not None and self.fps is not None:
-            yield OptionConflict(
-                "video.fps", f"excludes {option('video.frames')}", f"{option('video.frames', self.frames)} alone"
-            )
 
 
 class WorkersSection(Section):
@@ -318,11 +297,8 @@ class GenerateSection(Section):
         if self.fields and self.json_schema is not None:
             yield OptionConflict(where, f"excludes {option('generate.json_schema')}", "one of the two")
         if self.stop:
-            yield OptionConflict(
-                "generate.stop",
-                f"excludes {option(where)}, which ends the text",
-                f"leave out {option('generate.stop')}",
-            )
+            reason = f"excludes {option(where)}, which ends the text"
+            yield OptionConflict("generate.stop", reason, f"leave out {option('generate.stop')}")
         if profile.draft.kind != "none" and not profile.rule.lossless:
             reason = f"{profile.accept.rule} emits tokens that the grammar of {option(where)} may forbid"
             yield OptionConflict("accept.rule", reason, option("accept.rule", "exact"))
@@ -338,8 +314,5 @@ class GenerateSection(Section):
             yield from self._check_grammar(profile)
         if self.temperature > 0 and not profile.rule.draws:
             reason = f"{profile.accept.rule} compares greedy choices, and {self.temperature:g} samples tokens"
-            yield OptionConflict(
-                "generate.temperature",
-                reason,
-                f"{option('generate.temperature', 0)}, or {option('accept.rule', 'exact')}",
-            )
+            instead = either(("generate.temperature", 0), ("accept.rule", "exact"))
+            yield OptionConflict("generate.temperature", reason, instead)

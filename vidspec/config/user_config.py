@@ -140,20 +140,14 @@ def write_models(path: Path, chosen: Mapping[str, str]) -> None:
     data = yaml.safe_load(text) or {}
     models = {key: value for key, value in (data.get("models") or {}).items() if key not in CHOICE} | dict(chosen)
     expected = {key: value for key, value in data.items() if key != "models"} | ({"models": models} if models else {})
-    written = _dump(expected) + "\n" if expected else ""
+    written = yaml.safe_dump(expected, default_flow_style=None, sort_keys=False, allow_unicode=True, width=1 << 20)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"{path.parent}: cannot be made: {error.strerror or error}") from None
     if "#" in text:
         copy_to_backup(path)
-    write_whole(behind_link(path), written)
-
-
-def _dump(data: object) -> str:
-    import yaml
-
-    return yaml.safe_dump(data, default_flow_style=None, sort_keys=False, allow_unicode=True, width=1 << 20).rstrip()
+    write_whole(behind_link(path), written if expected else "")
 
 
 def resolve(

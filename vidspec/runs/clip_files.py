@@ -16,7 +16,7 @@ from vidspec.events.tally import counted
 from vidspec.files import back_up, backup_of, encode_line, permissions, read_text, write_whole
 from vidspec.runs.job import Job
 from vidspec.runs.renderers import ONE_CLIP, PendingFile, Renderer, in_order, make_folder
-from vidspec.runs.store.file_states import FileMarks, FileState, MarkedCaption, file_state
+from vidspec.runs.store.file_states import FileMarks, FileState, MarkedCaption, file_state, folder_journals
 from vidspec.runs.store.journal import Journal, unwritable_error
 from vidspec.runs.store.records import clip_id
 from vidspec.runs.store.sidecars import SidecarNames
@@ -56,8 +56,7 @@ class ClipFiles(Renderer):
         yield self.store.journals.of(job)
         own = self.store.journals.path(job)
         if own not in self._other_journals:
-            paths = sorted(own.parent.glob(".vidspec*.jsonl"))
-            others = [path for path in paths if path.name != own.name and not path.is_symlink()]
+            others = [path for path in folder_journals(own.parent) if path.name != own.name and not path.is_symlink()]
             self._other_journals[own] = [Journal(path, read_only=True) for path in others]
         yield from self._other_journals[own]
 

@@ -28,7 +28,7 @@ from vidspec.runs.renderers import in_order, make_folder
 from vidspec.runs.run_settings import profile_keys
 from vidspec.runs.sources.base import is_shard
 from vidspec.runs.store.caption_set import CaptionState, caption_state
-from vidspec.runs.store.file_states import ChangedFiles, FileMarks, KnownFiles
+from vidspec.runs.store.file_states import ChangedFiles, FileMarks, KnownFiles, folder_journals
 from vidspec.runs.store.journal import Journal, JournalEntry, lock_file
 from vidspec.runs.store.records import FileContent, clip_id, record_of
 from vidspec.runs.store.run_lines import CaptionRun
@@ -292,7 +292,7 @@ class CaptionFiles:
         own = self._finder()(job)
         make_folder(own.parent)
         with ExitStack() as stack:
-            for path in sorted({own, *own.parent.glob(".vidspec*.jsonl")}):
+            for path in sorted({own, *folder_journals(own.parent)}):
                 stack.callback(lock_file(Path(os.path.realpath(path.parent), path.name), path).release)
             yield
 

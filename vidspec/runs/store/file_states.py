@@ -6,6 +6,7 @@ a file a run's.
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import os
@@ -26,6 +27,7 @@ __all__ = [
     "KnownFiles",
     "MarkedCaption",
     "file_state",
+    "folder_journals",
     "hidden_journal",
     "is_mark",
     "mark_line",
@@ -161,6 +163,15 @@ def hidden_journal(path: Path) -> Path:
     return path.with_name(f".{path.name}.vidspec.jsonl")
 
 
+def folder_journals(folder: Path) -> list[Path]:
+    """Return the hidden journals in a folder, sorted; none if it cannot be listed."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    return [folder / name for name in sorted(fnmatch.filter(names, ".vidspec*.jsonl"))]
+
+
 def file_state(
     path: Path,
     known: Iterable[FileMarks],
@@ -241,5 +252,5 @@ class KnownFiles:
 
     def _of_folder(self, folder: Path) -> list[FileMarks]:
         if folder not in self._known:
-            self._known[folder] = [*map(self._read, sorted(folder.glob(".vidspec*.jsonl")))]
+            self._known[folder] = [*map(self._read, folder_journals(folder))]
         return self._known[folder]

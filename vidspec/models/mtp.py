@@ -143,10 +143,7 @@ def load_mtp(target: VideoLanguageModel) -> MtpHead:
             hint="take a checkpoint of Qwen3.5 that was saved with it, or draft.kind: model",
             kind="unreadable",
         )
-    language, attention_blocks = (
-        target.language,
-        target.decoder.cached or range(target.layers),
-    )
+    language, attention_blocks = target.language, target.decoder.cached or range(target.layers)
     with torch.device("meta"):
         layer = MtpLayer(language.config, language.layers[attention_blocks[-1]], language.norm).eval()
     expected = {key: tensor.shape for key, tensor in layer.state_dict().items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from torch.nn import functional as F
 from vidspec.engine.device import to_device
 from vidspec.errors import ModelError
 from vidspec.models.tiles import best_resolution, fit_inside
+
+if TYPE_CHECKING:
+    from vidspec.video import Clip
 
 #: True if torch has the Lanczos filter (bytes on a CPU); transformers falls back to bicubic without it.
 _LANCZOS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 12)
@@ -69,6 +72,11 @@ class PixelRules:
             mode=MODES.get(config.get("resample", 3), "bicubic"),
             scale=float(config.get("rescale_factor", 1 / 255)),
         )
+
+
+def seconds_of(clip: Clip) -> tuple[float, ...]:
+    """Return the time of each frame."""
+    return tuple(float(time) for time in clip.timestamps)
 
 
 def resize_to_square(frames: NDArray[np.uint8], rules: PixelRules, device: torch.device = CPU) -> torch.Tensor:

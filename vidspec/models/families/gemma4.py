@@ -9,7 +9,7 @@ import torch
 
 from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
 from vidspec.models.frame_rules import TokenGrid
-from vidspec.models.preprocess import MODES, PixelRules, ProcessorConfig, pool_features, resize_to_square
+from vidspec.models.preprocess import MODES, PixelRules, ProcessorConfig, pool_features, resize_to_square, seconds_of
 from vidspec.models.video_language_model import VideoLanguageModel
 
 if TYPE_CHECKING:
@@ -62,8 +62,7 @@ class Gemma4(VideoLanguageModel):
         rules = PixelRules(rows * side, columns * side, (0.0,), (1.0,), self.mode)
         shown = resize_to_square(clip.frames, rules, self.device)
         cut = shown.unflatten(3, (-1, self.patch)).unflatten(2, (-1, self.patch)).permute(0, 2, 4, 3, 5, 1)
-        seconds = tuple(float(t) for t in clip.timestamps)
-        return Pixels(cut.flatten(3).flatten(0, 2), (len(shown), rows, columns), seconds, rules=rules)
+        return Pixels(cut.flatten(3).flatten(0, 2), (len(shown), rows, columns), seconds_of(clip), rules=rules)
 
     @torch.inference_mode()
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:

@@ -9,7 +9,7 @@ import torch
 
 from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
 from vidspec.models.families.qwen2_5_vl import Qwen25VL
-from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, ProcessorConfig, pool_features
+from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, ProcessorConfig, pool_features, seconds_of
 from vidspec.models.preprocess_qwen import GridRules, patches
 from vidspec.models.vision import calls_of
 
@@ -80,7 +80,7 @@ class Glm4v(Qwen25VL):
     def preprocess(self, clip: Clip) -> Pixels:
         """Return (patches, values of a patch); ``seconds`` is that of the first frame of each temporal step."""
         shown, grid, rules = patches(clip.frames, self.rules, self.device)
-        return Pixels(shown, grid, tuple(float(t) for t in clip.timestamps[:: self.rules.steps]), rules=rules)
+        return Pixels(shown, grid, seconds_of(clip)[:: self.rules.steps], rules=rules)
 
     def _chunk(self, pixels: Pixels, pooled: bool) -> tuple[list[torch.Tensor], tuple[int, int]]:
         """Encode some steps; ``pooled`` averages the patches before the convolution that merges them."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
 from vidspec.models.families.llava import Llava
 from vidspec.models.frame_rules import FrameRule, SquareFrames
-from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, PixelRules, ProcessorConfig, resize_to_square
+from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, PixelRules, ProcessorConfig, resize_to_square, seconds_of
 
 if TYPE_CHECKING:
     from vidspec.video import Clip
@@ -56,8 +56,5 @@ class InternVL(Llava):
 
     def preprocess(self, clip: Clip) -> Pixels:
         """Return square frames (T, 3, S, S)."""
-        shown, seconds = (
-            resize_to_square(clip.frames, self.square, self.device),
-            tuple(float(t) for t in clip.timestamps),
-        )
-        return Pixels(shown, (len(shown), self.side, self.side), seconds, rules=self.square)
+        shown = resize_to_square(clip.frames, self.square, self.device)
+        return Pixels(shown, (len(shown), self.side, self.side), seconds_of(clip), rules=self.square)

@@ -10,7 +10,7 @@ import torch
 
 from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
 from vidspec.models.frame_rules import FrameRule, SquareFrames
-from vidspec.models.preprocess import ImageRules, ProcessorConfig, pool_features, resize_and_crop
+from vidspec.models.preprocess import ImageRules, ProcessorConfig, pool_features, resize_and_crop, seconds_of
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.vision import calls_of
 
@@ -62,8 +62,8 @@ class Llava(VideoLanguageModel):
 
     def preprocess(self, clip: Clip) -> Pixels:
         """Return square frames (T, 3, S, S)."""
-        shown, seconds = resize_and_crop(clip.frames, self.rules, self.device), tuple(float(t) for t in clip.timestamps)
-        return Pixels(shown, (len(shown), self.side, self.side), seconds, rules=self.rules.pixels)
+        shown = resize_and_crop(clip.frames, self.rules, self.device)
+        return Pixels(shown, (len(shown), self.side, self.side), seconds_of(clip), rules=self.rules.pixels)
 
     @torch.inference_mode()
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:

@@ -10,7 +10,7 @@ import torch
 from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
 from vidspec.models.families.llava import VICUNA, Llava
 from vidspec.models.frame_rules import FrameRule, TiledFrames
-from vidspec.models.preprocess import ProcessorConfig, cut_tiles
+from vidspec.models.preprocess import ProcessorConfig, cut_tiles, seconds_of
 from vidspec.models.tiles import best_resolution, unpadded_cells
 
 if TYPE_CHECKING:
@@ -47,8 +47,7 @@ class LlavaNext(Llava):
     def preprocess(self, clip: Clip) -> Pixels:
         """Return frames and tiles (T, 1 + tiles, 3, S, S); the grid has the frames' height and width in pixels."""
         shown = cut_tiles(clip.frames, self.rules, self.resolutions, self.device)
-        (height, width), seconds = clip.frames.shape[1:3], tuple(float(t) for t in clip.timestamps)
-        return Pixels(shown, (len(shown), height, width), seconds, rules=self.rules.pixels)
+        return Pixels(shown, (len(shown), *clip.frames.shape[1:3]), seconds_of(clip), rules=self.rules.pixels)
 
     def tower_inputs(self, pixels: Pixels) -> dict[str, object]:
         frames, height, width = pixels.grid

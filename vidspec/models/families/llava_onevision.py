@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
 from vidspec.models.frame_rules import FrameRule, SquareFrames
-from vidspec.models.preprocess import PixelRules, ProcessorConfig, pool_features, resize_to_square
+from vidspec.models.preprocess import PixelRules, ProcessorConfig, pool_features, resize_to_square, seconds_of
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.vision import calls_of
 
@@ -49,11 +49,8 @@ class LlavaOnevision(VideoLanguageModel):
 
     def preprocess(self, clip: Clip) -> Pixels:
         """Return square frames (T, 3, S, S)."""
-        shown, seconds = (
-            resize_to_square(clip.frames, self.rules, self.device),
-            tuple(float(t) for t in clip.timestamps),
-        )
-        return Pixels(shown, (len(shown), self.patches, self.patches), seconds, rules=self.rules)
+        shown = resize_to_square(clip.frames, self.rules, self.device)
+        return Pixels(shown, (len(shown), self.patches, self.patches), seconds_of(clip), rules=self.rules)
 
     @torch.inference_mode()
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:

@@ -10,7 +10,7 @@ import torch
 from vidspec.errors import ModelError
 from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
 from vidspec.models.frame_rules import SlicedFrames
-from vidspec.models.preprocess import PixelRules, ProcessorConfig, channels_first, pool_features, resize
+from vidspec.models.preprocess import PixelRules, ProcessorConfig, channels_first, pool_features, resize, seconds_of
 from vidspec.models.tiles import Size
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.vision import WINDOWS, calls_of
@@ -83,8 +83,9 @@ class MiniCPMV46(VideoLanguageModel):
             large = resize(frames, down * each[0], across * each[1], self.rules.mode)
             slices = large.unflatten(3, (across, -1)).unflatten(2, (down, -1)).permute(0, 2, 4, 1, 3, 5)
             parts.append(self._cut(slices).flatten(1, 3))
-        seconds = tuple(float(t) for t in clip.timestamps)
-        return Pixels(torch.cat(parts, 1).flatten(0, 1), (len(frames), height, width), seconds, rules=self.rules)
+        return Pixels(
+            torch.cat(parts, 1).flatten(0, 1), (len(frames), height, width), seconds_of(clip), rules=self.rules
+        )
 
     def _cut(self, pictures: torch.Tensor) -> torch.Tensor:
         """Cut pictures (..., 3, H, W) to patches (..., N, 3 * patch ** 2)."""

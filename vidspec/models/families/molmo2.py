@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from vidspec.errors import ModelError
 from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, VisionOutput, families
 from vidspec.models.frame_rules import FrameRule, SquareFrames
-from vidspec.models.preprocess import PixelRules, ProcessorConfig, channels_first, pool_features
+from vidspec.models.preprocess import PixelRules, ProcessorConfig, channels_first, pool_features, seconds_of
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.vision import calls_of
 
@@ -98,8 +98,7 @@ class Molmo2(VideoLanguageModel):
             resized = F.interpolate(part.float(), size=size, mode=self.square.mode, align_corners=False)
             parts.append(resized.round_().clamp_(0, 255).to(torch.uint8))
         side = size[0] // self.patch
-        seconds = tuple(float(t) for t in clip.timestamps)
-        return Pixels(torch.cat(parts), (len(seconds), side, side), seconds, rules=self.square)
+        return Pixels(torch.cat(parts), (len(clip), side, side), seconds_of(clip), rules=self.square)
 
     @torch.inference_mode()
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:

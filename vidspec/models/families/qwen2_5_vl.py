@@ -84,7 +84,7 @@ class Qwen25VL(VideoLanguageModel):
         starts = clip.timestamps[:: self.rules.steps]
         if clip.interval is not None and self.even_steps:
             starts = starts[0] + np.arange(len(starts)) * self.rules.steps * clip.interval
-        return Pixels(shown, grid, tuple(float(t) for t in starts), rules=rules)
+        return Pixels(shown, grid, tuple(starts.tolist()), rules=rules)
 
     @torch.inference_mode()
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:

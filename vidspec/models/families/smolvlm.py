@@ -11,7 +11,7 @@ import torch
 
 from vidspec.models.base import Pixels, StockConfig, StockModel, VisionOutput, families
 from vidspec.models.frame_rules import FrameRule, SquareFrames
-from vidspec.models.preprocess import PixelRules, ProcessorConfig, channels_first, pool_features, resize
+from vidspec.models.preprocess import PixelRules, ProcessorConfig, channels_first, pool_features, resize, seconds_of
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.vision import calls_of
 
@@ -90,8 +90,8 @@ class SmolVLM(VideoLanguageModel):
         frames = channels_first(clip.frames)
         shown = resize(frames, *size_by_longest(frames.shape[-2], frames.shape[-1], self.longest), self.square.mode)
         shown = resize(shown, self.square.height, self.square.width, self.square.mode)
-        seconds = tuple(float(t) for t in clip.timestamps)
-        return Pixels(shown, (len(shown), self.side, self.side), seconds, clip.facts.duration_s, rules=self.square)
+        grid = (len(shown), self.side, self.side)
+        return Pixels(shown, grid, seconds_of(clip), clip.facts.duration_s, rules=self.square)
 
     @torch.inference_mode()
     def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:

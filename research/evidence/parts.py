@@ -139,14 +139,16 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         "real-language",
-        "Drafts on real language",
-        "A target whose language model is SmolLM2-135M (`make real-text`), which sees nothing; the subject comes with "
-        "the prompt. *Equal*: captions with the token ids of plain decoding of the clip alone. `suffix` and `hybrid` "
-        "remember the captions before. `self-int8` drafts five tokens a round, and so does the copy in "
-        "the hybrids, whose windows lookup continues; these do not follow measured times, those of `suffix` do. No "
-        "EAGLE-3 and no block head exists for this target. There are no columns of speed: the machine had other work; "
-        "without `--counters` the command measures them too.",
-        ("research.studies.real_language --counters --json {json}",),
+        "Drafts of a lone target, on real language too",
+        "Two targets that are named alone. *real*: its language model is SmolLM2-135M (`make real-text`), and it sees "
+        "nothing; the subject comes with the prompt. *built-in*: the target of the Qwen2.5-VL pair without its draft "
+        "and its head, 8 frames of drawn clips. *Equal*: captions with the token ids of plain decoding of the clip "
+        "alone, by every packaged lossless profile that needs no second model and no head. `suffix` and `hybrid` "
+        "remember the captions before. `self-int8` and `self-int4` draft five tokens a round; with `gamma=auto`, and "
+        "in the hybrids unless a window is given, the number follows measured times. No EAGLE-3 and no block head "
+        "exists for *real*: `--head DIR` adds the rows of one. Columns of speed need a machine that does nothing else: "
+        "`--counters` leaves them out.",
+        ("research.studies.real_language {clips:16} --json {json}",),
         tried=False,
     ),
     Part(

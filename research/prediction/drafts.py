@@ -75,7 +75,7 @@ def draft_candidates(
             assumed = ACCEPTANCE.get(model.family, ACCEPTANCE["model"])
             found.append(DraftCandidate(model.name, "model", assumed, size, cost=cost_of))
     for head in published_heads():
-        if head.target == name and head.kind == "eagle3":  # the speed of block heads is not predicted
+        if head.target == name and head.kind == "eagle3" and head.read:  # the speed of block heads is not predicted
             # Keys and values of one block, taken to be as wide as a block of the target.
             blocks = max(1, (target.launches - OTHER_LAUNCHES) // BLOCK_LAUNCHES)
             cost = ModelCost(head.read, target.entry // blocks, HEAD_LAUNCHES)

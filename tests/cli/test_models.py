@@ -155,6 +155,27 @@ def test_a_head_in_the_cache_is_the_default_where_it_gains_more(vidspec, cache):
     assert json.loads(vidspec(*args).out)[0]["draft"] == head
 
 
+@pytest.mark.parametrize(
+    ("target", "heads"),
+    [
+        ("google/gemma-4-31B-it", {"dflash": "dflash", "dspark": "dflash", "eagle3": "eagle3"}),
+        ("google/gemma-4-26B-A4B-it", {"eagle3": "eagle3"}),
+        ("Qwen/Qwen3.6-35B-A3B", {"dspark": "dflash"}),
+        ("Qwen/Qwen3-VL-235B-A22B-Instruct", {"eagle3": "eagle3"}),
+    ],
+)
+def test_published_heads_are_listed_as_not_yet_run(vidspec, target, heads):
+    """RedHatAI's, in the layout of ``speculators``, with the profile that takes each and no predicted gain."""
+    ran = vidspec("models", target, "--format", "json")
+    rows = {row["draft"]: row for row in json.loads(ran.out)}
+    for kind, profile in heads.items():
+        row = rows[name := f"RedHatAI/{target.partition('/')[2]}-speculator.{kind}"]
+        assert row["gain"] is None
+        assert row["command"] == f"vidspec caption clip.mp4 --target {target} --profile {profile} --draft {name}"
+    assert "no published head has been run here" in vidspec("models", target).err
+    assert "published head" not in vidspec("models", "Qwen/Qwen2.5-VL-3B-Instruct").err
+
+
 def test_models_are_found_in_the_cache_of_hf_home(tmp_path, monkeypatch):
     monkeypatch.delenv("HF_HUB_CACHE")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))

@@ -76,7 +76,7 @@ def models(
 
     Exit codes: 0; with NAME, 3 if it is not supported, memory does not suffice, or its --draft does not fit it.
     """
-    from vidspec.models.known_pairs import MemoryWorkload, named_model
+    from vidspec.models.known_pairs import MemoryWorkload, named_model, published_heads
     from vidspec.models.recommended import named_card
 
     width, height = _parse_size(size)
@@ -110,6 +110,8 @@ def models(
         print_json([row._asdict() for row in found])
     else:
         _print_rows(found)
+        if known is not None and not {row.draft for row in found}.isdisjoint(head.name for head in published_heads()):
+            print_note("no published head has been run here: --baseline measures what it gains")
     if not found:
         print_note("no published model fits; the built-in ones are small: vidspec caption clip.mp4 --pair embedded")
     known_sizes = [row.fits for row in found if row.bytes is not None]

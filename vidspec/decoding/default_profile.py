@@ -9,7 +9,6 @@ from dataclasses import replace
 from vidspec.config.user_config import (
     BUILT_IN_PROFILE,
     DEFAULT_PROFILE,
-    PLAIN,
     ResolvedProfile,
     UserConfig,
     resolve,
@@ -22,12 +21,16 @@ __all__ = ["resolve_profile"]
 
 _LOG = logging.getLogger("vidspec")
 
+#: Profile of a target that is named alone and has no listed draft, without a GPU of the table (research.studies
+#: real_language measures the candidates).
+LONE_TARGET = "ar"
+
 
 def resolve_profile(name: str | None, overrides: Mapping[str, object], defaults: UserConfig) -> ResolvedProfile:
     """Resolve the profile of a run; without a named one, the default for a lone target follows this GPU.
 
-    A target for which no draft is listed decodes plainly, with a note. The block head of a built-in pair drafts unless
-    the user has set an option of a method.
+    A target for which no draft is listed has :data:`LONE_TARGET`, with a note. The block head of a built-in pair drafts
+    unless the user has set an option of a method.
 
     Args:
         name: of the profile; None for the default.
@@ -51,11 +54,12 @@ def resolve_profile(name: str | None, overrides: Mapping[str, object], defaults:
             _LOG.debug("profile: %s: %s", chosen.keys.get("name", DEFAULT_PROFILE), chosen.why)
             return resolve(name, overrides, defaults, chosen=chosen.keys)
     if (target := _target_without_draft(keys)) is not None:
+        how = "it decodes plainly" if LONE_TARGET == "ar" else f"{LONE_TARGET} drafts"
         note = (
-            f"no draft is listed for {target}, so it decodes plainly; --draft NAME adds a smaller model of its "
+            f"no draft is listed for {target}, so {how}; --draft NAME adds a smaller model of its "
             "family, --profile self-int4 drafts with its own weights in four bits"
         )
-        return replace(resolve(name, overrides, defaults, chosen=PLAIN), note=note)
+        return replace(resolve(LONE_TARGET, overrides, defaults), note=note)
     return resolve(name, overrides, defaults)
 
 

@@ -26,8 +26,10 @@ LARGEST_SIZES: Mapping[str, int] = {
 }
 #: Classes whose configs claim another family's ``model_type``, and whose towers differ from it.
 OTHER_CLASSES = ("TarsierForConditionalGeneration",)
-#: Kinds of heads, as their configs' ``architectures`` and the drafters name them, and in words.
+#: Kinds of heads, as the drafters name them, and in words.
 HEADS = {"eagle3": "EAGLE-3", "dflash": "DFlash"}
+#: Kinds of heads by a word in the ``architectures`` of their configs.
+_HEAD_WORDS = {"eagle3": "eagle3", "dflash": "dflash", "dspark": "dflash"}
 #: Keys of any head's config that describe no computation, or are other names of those of a block.
 _BOOKKEEPING = (
     *("auto_map", "is_decoder", "rope_scaling", "rope_theta", "torch_dtype"),
@@ -227,7 +229,7 @@ def claimed_config(source: str) -> dict[str, object]:
 def head_kind(name: str) -> str | None:
     """Return the drafter that takes the head of a hub id or folder, loadable or not; None if its config names none."""
     named = " ".join(_architectures(str(Path(name).expanduser()) if is_local(name) else name)).lower()
-    return next((kind for kind in HEADS if kind in named), None)
+    return next((kind for word, kind in _HEAD_WORDS.items() if word in named), None)
 
 
 def _architectures(source: str) -> list[str]:

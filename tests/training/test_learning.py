@@ -1,11 +1,18 @@
 """Heads that learn the captions of small random targets by heart, in the loop that drafts with them."""
 
+from dataclasses import replace
+from itertools import islice
+
 import pytest
+import torch
 
 from tests.model_pairs import ADAPTERS
 from tests.training.learned import captioned, captioner, training
+from vidspec.errors import DeviceError
 from vidspec.models import dflash
 from vidspec.models.placement import resolve_placement
+from vidspec.training.states import hold_out
+from vidspec.training.steps import TrainingLimits, Validation
 
 PLACE = resolve_placement("cpu", "float32")
 #: Families, and steps in which a head learns four of their captions.
@@ -52,3 +59,107 @@ def test_captions_learned_by_heart_are_drafted_and_stay_equal(targets, tmp_path,
         assert tuple(caption.token_ids) == one.tokens
         lengths += caption.counters["accepted_lengths"]
     assert 1 + sum(lengths) / len(lengths) > 10
+
+
+@pytest.fixture(scope="module")
+def small(targets):
+    """A target, and four clips with its captions."""
+    target = targets("qwen2_5_vl")
+    return target, captioned(target)
+
+
+def weights(run):
+    return {name: tensor.detach().clone() for name, tensor in run.head.tensors.items()}
+
+
+def assert_equal(one, other):
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_same_seed_gives_the_same_head_and_another_one_another(small, tmp_path):
+    runs = [training(*small, tmp_path / str(place), 6, seed=seed) for place, seed in enumerate((3, 3, 4))]
+    for run in runs:
+        assert [event.step for event in run.run()][-1] == 6
+    first, same, other = map(weights, runs)
+    assert_equal(first, same)
+    assert not torch.equal(first["fc.weight"], other["fc.weight"])
+
+
+def test_a_killed_process_is_continued_where_it_saved_last(small, tmp_path):
+    whole = training(*small, tmp_path / "whole", 8)
+    assert [event.step for event in whole.run()][-1] == 8
+    killed = training(*small, tmp_path / "killed", 8)
+    for _ in islice(killed.run(), 5):
+        pass
+    killed.save()
+    del killed
+    continued = training(*small, tmp_path / "killed", 8)
+    assert continued.load() and continued.state.step == 5
+    assert next(iter(events := [*continued.run()])).step == 6 and len(events) == 4
+    assert_equal(weights(continued), weights(whole))
+    assert_equal(continued.average, whole.average)
+
+
+def test_captions_that_are_others_begin_anew(small, tmp_path):
+    target, clips = small
+    run = training(target, clips, tmp_path, 2)
+    run.save()
+    assert not training(target, clips[:3], tmp_path, 2).load()
+
+
+def test_ctrl_c_ends_with_the_best_head_so_far(small, tmp_path, monkeypatch):
+    run = training(*small, tmp_path, 20)
+    step, count = run.step, iter(range(100))
+
+    def interrupted(rate):
+        if next(count) == 4:
+            raise KeyboardInterrupt
+        return step(rate)
+
+    monkeypatch.setattr(run, "step", interrupted)
+    events = [*run.run()]
+    assert events[-1].stopped and events[-1].step == 4 and events[-1].tau == events[-1].best >= 1
+    assert (run.head_folder / "model.safetensors").exists() and (tmp_path / "training.pt").exists()
+    assert dflash.load_block_head(str(run.head_folder), small[0], PLACE).most == 16
+
+
+def test_memory_that_does_not_suffice_is_one_line_with_the_option_that_helps(small, tmp_path, monkeypatch):
+    run = training(*small, tmp_path, 20)
+
+    def full(rate):
+        raise torch.OutOfMemoryError("no more")
+
+    monkeypatch.setattr(run, "step", full)
+    with pytest.raises(DeviceError, match="training the head: memory does not suffice") as raised:
+        [*run.run()]
+    assert raised.value.hint == "--blocks 1 trains a smaller head"
+
+
+def test_training_ends_once_accepted_tokens_rise_no_longer(small, tmp_path, monkeypatch):
+    """Taus stay at 3 from step 200 on: the learning rate falls behind step 400, for a quarter of all steps."""
+    run = training(*small, tmp_path, 1)
+    run.limits = TrainingLimits(minutes=10)
+    rates = []
+
+    def step(rate):
+        rates.append(rate)
+        run.state.step += 1
+        return 0.0
+
+    monkeypatch.setattr(run, "step", step)
+    monkeypatch.setattr(run, "validate", lambda: Validation(min(3.0, run.state.step / 66), ()))
+    last = [*run.run()][-1]
+    assert run.state.falls is not None and run.state.falls >= 400
+    assert last.step == round(run.state.falls / 0.75) == len(rates)
+    assert (
+        rates[run.state.falls - 1] == 1.0 and rates[-1] < 0.1 and rates == sorted(rates[:30]) + sorted(rates[30:])[::-1]
+    )
+
+
+def test_held_out_clips_are_a_tenth_by_their_names_whatever_their_order(small):
+    _, clips = small
+    many = [replace(clips[0], key=f"{number}", name=f"{number // 2}") for number in range(400)]
+    trained, held_out = hold_out(many)
+    assert len(held_out) == 40 and len(trained) == 360
+    assert {one.name for one in held_out}.isdisjoint(one.name for one in trained)
+    assert {one.key for one in hold_out(many[::-1])[1]} == {one.key for one in held_out}

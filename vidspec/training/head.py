@@ -11,6 +11,7 @@ import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -133,7 +134,7 @@ class TrainedBlocks(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.shared, self.mask, self.dtype = config, shared, mask, dtype
-        stock, self.settings = block_config("the head", config)
+        stock, self.settings = block_config("the head", deepcopy(config))  # transformers writes to what it is given
         device = shared.embedding.device
         # Tensors that are no parameters are written as they were read.
         self.fixed = {name: tensor for name, tensor in tensors.items() if name in ("d2t", "t2d")}
@@ -223,7 +224,7 @@ class TrainedBlocks(nn.Module):
         }
         dtype = torch.float32 if target.device.type == "cpu" else target.dtype
         config.pop("quantization_config", None)
-        return cls(config, tensors, shared, mask_id(name, block_config(name, config)[1], target), dtype)
+        return cls(config, tensors, shared, mask_id(name, block_config(name, deepcopy(config))[1], target), dtype)
 
     def forward(self, texts: Sequence[TextStates], anchors: torch.Tensor, rows: int) -> BlockScores:
         """Return what the head makes of the tokens after each anchor.
@@ -272,14 +273,11 @@ class TrainedBlocks(nn.Module):
                 tokens, states = before[:, at : at + each].flatten(), hidden[:, at : at + each].flatten(0, 1)
                 steps.append(decoder.markov_step(tokens, states, memory))
                 memory = steps[-1].memory
-            scores = logits + torch.stack([step.bias[:, :words].view(blocks, each, -1) for step in steps], 1).flatten(
-                1, 2
-            )
-            embedding = torch.stack([step.embedding.view(blocks, each, -1) for step in steps], 1).flatten(0, 2)
+            scores = logits + torch.cat([step.bias[:, :words].view(blocks, each, -1) for step in steps], 1)
+            embedding = torch.cat([step.embedding.view(blocks, each, -1) for step in steps], 1).flatten(0, 1)
         if self.settings.rank:
-            pairs = decoder.pair_scores(
-                before.view(-1, 1), torch.arange(words, device=before.device)[None], hidden.flatten(0, 1)
-            )
+            ids = torch.arange(words, device=before.device)[None]
+            pairs = decoder.pair_scores(before.reshape(-1, 1), ids, hidden.flatten(0, 1))
             scores = scores + pairs.view_as(scores)
         sure = decoder.confidences(hidden.flatten(0, 1), embedding).view(shape) if self.settings.confidence else None
         return BlockScores(scores.view(*shape, -1), logits.view(*shape, -1) if self.settings.rank else None, sure)

@@ -30,6 +30,7 @@ __all__ = [
     "VideoError",
     "VidspecError",
     "option",
+    "reason_of",
     "spell_argument",
     "value_text",
 ]
@@ -126,6 +127,12 @@ class VidspecError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+def reason_of(error: Exception) -> str:
+    """Return what an error of a library or of the system says, on one line."""
+    lines = str(getattr(error, "strerror", None) or error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 class UsageError(VidspecError):

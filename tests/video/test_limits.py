@@ -68,7 +68,8 @@ def test_frames_that_fit_stay_as_they_are(tmp_path, monkeypatch):
     index = video.probe(solid(tmp_path / "a.mkv", 64, 64, 2, delta=10**9))
 
     def size(width, height, count):
-        monkeypatch.setattr(reading, "probe", lambda path: dataclasses.replace(index, width=width, height=height))
+        other = dataclasses.replace(index, width=width, height=height)
+        monkeypatch.setattr(reading, "make_index", lambda path, by_decoding: other)
         planned = []
 
         def check(*found):

@@ -52,7 +52,7 @@ def test_frames_are_counted_where_timestamps_cannot_order_them(tmp_path, name, h
 
 def test_counting_by_decoding_agrees_with_the_packets(tmp_path):
     path = clips.make(tmp_path / "a.mp4", b_frames=2)
-    assert probing.index_by_decoding(path).times == pytest.approx(video.probe(path).times)
+    assert probing.make_index(path, True).times == pytest.approx(video.probe(path).times)
 
 
 def test_a_packet_without_a_frame_makes_read_count_by_decoding(tmp_path, monkeypatch):
@@ -60,7 +60,9 @@ def test_a_packet_without_a_frame_makes_read_count_by_decoding(tmp_path, monkeyp
     path = clips.make(tmp_path / "a.mkv")
     index = video.probe(path)
     pts = np.sort(np.append(index.pts, index.pts[5] + 7))
-    monkeypatch.setattr(reading, "probe", lambda path: dataclasses.replace(index, pts=pts, raw=pts))
+    real = probing.make_index
+    pretended = dataclasses.replace(index, pts=pts, raw=pts)
+    monkeypatch.setattr(reading, "make_index", lambda path, by_decoding: real(path, True) if by_decoding else pretended)
     got = video.read(path, frames=1000)
     assert clips.numbers(got.frames) == list(range(40))
     assert got.facts.decoder == "av" and got.facts.frame_count == 40

@@ -15,7 +15,7 @@ from vidspec.engine.stock import StockDecoder
 from vidspec.errors import VidspecError
 from vidspec.models import loading
 from vidspec.models.base import StockConfig, families
-from vidspec.models.checkpoint_config import load_error, read_config, weight_source
+from vidspec.models.checkpoint_config import checkpoint_errors, read_config, weight_source
 from vidspec.models.frame_rules import FrameRule
 from vidspec.models.identity import is_related
 from vidspec.models.known_pairs import (
@@ -137,10 +137,8 @@ def _inspect_checkpoint(name: str, load: MemoryWorkload, rounded: Precision | No
     where, family = replace(resolve_placement(dtype=load.dtype), weights=rounded), str(config.model_type)
     text = family not in families
     kind = loading.adapter_class(family)
-    try:
+    with checkpoint_errors(name):
         model = loading.empty_model(kind, config, where.dtype)
-    except Exception as error:  # whatever a bad config makes the library raise
-        raise load_error(name, error) from error
     parameters = sum(weight.numel() for weight in model.parameters())
     where, held = estimate_weights(name, kind, model, config, where)
     decoder = decoder_of(kind.language_of(model), model.lm_head, "stock")

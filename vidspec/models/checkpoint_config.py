@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vidspec.errors import ModelError, VidspecError
+from vidspec.errors import ModelError, VidspecError, reason_of
 from vidspec.models.base import StockConfig, families
 from vidspec.models.hub import download_hint, is_local, refuse_gguf, retries_offline, unreachable_reason
 from vidspec.models.machine import model_cache
@@ -46,12 +47,8 @@ def any_config(name: str) -> StockConfig:
     """
     source = weight_source(name)
     check_sizes(name, source)
-    try:
+    with checkpoint_errors(name):
         config = _config(source)
-    except VidspecError:
-        raise
-    except Exception as error:  # any exception that a config makes the library raise is the config's fault
-        raise load_error(name, error) from error
     check_kernels(name, source)
     return config
 
@@ -116,13 +113,19 @@ def check_sizes(name: str, source: str) -> None:
     Raises:
         ModelError: the file is too large, or names the first size that no published model comes near.
     """
-    parts: list[object] = [claimed_config(source)]
+    for key, value in _entries(claimed_config(source)):
+        most = next((most for pattern, most in LARGEST_SIZES.items() if re.search(pattern, key)), None)
+        if most is not None and isinstance(value, int) and value > most:
+            raise ModelError(f"{name}: {key} {value} in its config is more than {most}", kind="unreadable")
+
+
+def _entries(config: object) -> Iterator[tuple[str, object]]:
+    """Yield the keys and values of a raw config and of all objects in it."""
+    parts = [config]
     while parts:
         part = parts.pop()
         for key, value in part.items() if isinstance(part, dict) else ():
-            most = next((most for pattern, most in LARGEST_SIZES.items() if re.search(pattern, key)), None)
-            if most is not None and isinstance(value, int) and value > most:
-                raise ModelError(f"{name}: {key} {value} in its config is more than {most}", kind="unreadable")
+            yield key, value
             parts.append(value)
 
 
@@ -154,14 +157,10 @@ def check_kernels(name: str, source: str) -> None:
     config = json.loads(
         (file.read_text(encoding="utf-8") if file.is_file() else read_text(source, "config.json")) or "{}"
     )
-    parts = [config]
-    while parts:
-        part = parts.pop()
-        for key, value in part.items() if isinstance(part, dict) else ():
-            values = list(value.values()) if isinstance(value, dict) else [value]
-            if key.strip("_").endswith("_implementation") and any("/" in str(item) for item in values):
-                raise ModelError(f"{name}: its config names a kernel to fetch ({key} {value}), which is not run")
-            parts += [value]
+    for key, value in _entries(config):
+        values = list(value.values()) if isinstance(value, dict) else [value]
+        if key.strip("_").endswith("_implementation") and any("/" in str(item) for item in values):
+            raise ModelError(f"{name}: its config names a kernel to fetch ({key} {value}), which is not run")
 
 
 def unsupported_error(name: str, family: str, *, blind: bool = False) -> ModelError:
@@ -173,6 +172,17 @@ def unsupported_error(name: str, family: str, *, blind: bool = False) -> ModelEr
         hint="a language model without vision can draft: --profile onsd --draft" if blind else None,
         kind="family",
     )
+
+
+@contextmanager
+def checkpoint_errors(name: str) -> Iterator[None]:
+    """Context in which any exception of a library is the fault of a checkpoint's files: a :class:`ModelError`."""
+    try:
+        yield
+    except VidspecError:
+        raise
+    except Exception as error:
+        raise load_error(name, error) from error
 
 
 def load_error(name: str, error: Exception) -> ModelError:
@@ -192,11 +202,11 @@ def load_error(name: str, error: Exception) -> ModelError:
                 hint="convert them to model.safetensors in the training environment",
                 kind="unreadable",
             )
-        return ModelError(f"{name}: cannot be loaded: {_first_line(error)}", kind="unreadable")
+        return ModelError(f"{name}: cannot be loaded: {reason_of(error)}", kind="unreadable")
     message = f"{name}: is neither a folder nor in the cache {model_cache()}, and could not be fetched from the hub"
     if reason := unreachable_reason():
         message = f"the hub cannot be reached ({reason}), and the cache {model_cache()} lacks files of {name}"
-    return ModelError(f"{message}: {_first_line(error)}", hint=download_hint(name), kind="missing")
+    return ModelError(f"{message}: {reason_of(error)}", hint=download_hint(name), kind="missing")
 
 
 def weight_source(name: str, holding: str = "a saved model, or a hub id") -> str:
@@ -254,11 +264,6 @@ def _config(source: str) -> StockConfig:
     if not known and (settings := modelopt_settings(json.loads(read_text(source, MODELOPT_FILE) or "{}"))):
         config.quantization_config = settings
     return config
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0].rstrip(".:") if text else type(error).__name__
 
 
 def _has_file(source: str, name: str) -> bool:

@@ -21,9 +21,8 @@ from vidspec.engine.layouts import weight_matrices
 from vidspec.engine.matrix import PlainMatrix
 from vidspec.engine.rotary import RotaryPositions, RotaryTables, rotate
 from vidspec.engine.slab import Slab
-from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig
-from vidspec.models.checkpoint_config import check_kernels, load_error, refuse_assistant, weight_source
+from vidspec.models.checkpoint_config import check_kernels, checkpoint_errors, refuse_assistant, weight_source
 from vidspec.models.eagle3_checkpoint import (
     PROJECTIONS,
     canonical_key,
@@ -210,7 +209,7 @@ def load_eagle3(name: str, target: VideoLanguageModel, where: Placement) -> Eagl
         ModelError: not found, not a head, of an unknown layout, or for another target.
     """
     source = weight_source(name, "an EAGLE-3 head")
-    try:
+    with checkpoint_errors(name):
         check_kernels(name, source)
         refuse_assistant(name, source)
         given = json.loads(weight_file(source, "config.json").read_text(encoding="utf-8"))
@@ -218,10 +217,6 @@ def load_eagle3(name: str, target: VideoLanguageModel, where: Placement) -> Eagl
         given.pop("quantization_config", None)  # the weights are plain numbers now
         notes = check_keys(name, given) if "fc.weight" in weights else ()  # else it is no head, which is said below
         config = head_config(given)
-    except ModelError:
-        raise
-    except Exception as error:  # from the hub, broken JSON or safetensors, or values of the config
-        raise load_error(name, error) from error
     head = Eagle3Head(name, config, weights, target, where.device)
     head.notes = notes
     return head

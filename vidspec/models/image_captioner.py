@@ -17,9 +17,9 @@ import torch
 from vidspec.engine.device import CoreSharing
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import Chain, PrefillPrompt, Steps, run_to_completion
-from vidspec.errors import ModelError, VidspecError
+from vidspec.errors import ModelError
 from vidspec.models.chat_template import render_template
-from vidspec.models.checkpoint_config import any_config, load_error, weight_source
+from vidspec.models.checkpoint_config import any_config, checkpoint_errors, weight_source
 from vidspec.models.detokenizer import CLOSING_TAG, split_reasoning, token_decoder
 from vidspec.models.hub import retries_offline, show_downloads
 from vidspec.models.loading import load_weights
@@ -187,11 +187,7 @@ def load_image_captioner(name: str, where: Placement) -> HubCaptioner:
             kind="family",
         )
     hint = "weights laid out for a repository's own code do not fit transformers' classes"
-    try:
+    with checkpoint_errors(name):
         processor = transformers.AutoProcessor.from_pretrained(source, trust_remote_code=False)
         model = load_weights(name, source, auto_class, where, hint, {})
-    except VidspecError:
-        raise
-    except Exception as error:
-        raise load_error(name, error) from error
     return HubCaptioner(name, model, processor)

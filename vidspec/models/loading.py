@@ -17,9 +17,9 @@ import torch
 from vidspec import memory
 from vidspec.engine.device import memory_for
 from vidspec.engine.quantised import Precision
-from vidspec.errors import DeviceError, ModelError, VidspecError
+from vidspec.errors import DeviceError, ModelError
 from vidspec.models.base import StockConfig, StockModel, StockTokenizer, families
-from vidspec.models.checkpoint_config import load_error, read_config, weight_source
+from vidspec.models.checkpoint_config import checkpoint_errors, read_config, weight_source
 from vidspec.models.checkpoint_tensors import check_plain, check_report
 from vidspec.models.hub import retries_offline, show_downloads
 from vidspec.models.identity import is_related, model_identity, tokenizer_mismatch
@@ -67,7 +67,7 @@ def load_model(name: str, where: Placement, *, text: bool = False) -> VideoLangu
     source, family = weight_source(name), str(config.model_type)
     text_only = family not in families
     kind = adapter_class(family)
-    try:
+    with checkpoint_errors(name):
         if not where.settled:
             empty = empty_model(kind, config, where.dtype)
             where = fit_placement(
@@ -79,19 +79,10 @@ def load_model(name: str, where: Placement, *, text: bool = False) -> VideoLangu
         model, codes = _load_with_codes(name, source, where, kind, config, text=text_only)
         if where.adapter is not None:
             merge_lora(where.adapter, name, model)
-    except VidspecError:
-        raise
-    except Exception as error:
-        raise load_error(name, error) from error
-    try:
         adapter = _build_adapter(kind, name, model, tokenizer, processor, template)
         adapter.codes = codes
         if where.vision is not None:
             set_vision_dtype(adapter, where.vision)
-    except VidspecError:
-        raise
-    except Exception as error:
-        raise load_error(name, error) from error
     if getattr(config, "audio_config", None) is not None and adapter.max_sound_s is None:
         adapter.notes += (f"{name}: its audio branch is left out; it describes the frames, not the sound",)
     prepare_decoder(adapter, where)

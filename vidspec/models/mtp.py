@@ -24,7 +24,7 @@ from vidspec.engine.slab import Slab
 from vidspec.engine.stock import NAME
 from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig, StockModel
-from vidspec.models.checkpoint_config import load_error
+from vidspec.models.checkpoint_config import checkpoint_errors
 from vidspec.models.checkpoint_tensors import read_tensors
 from vidspec.models.head import Head, HeadDecoder, other_device_reason, target_embedding
 from vidspec.models.hub import retries_offline
@@ -162,12 +162,8 @@ def load_mtp(target: VideoLanguageModel) -> MtpHead:
 @retries_offline
 def _read_layer(source: str) -> dict[str, torch.Tensor]:
     """Read the tensors, keyed by their names without ``mtp.``; experts are merged into one tensor."""
-    try:
+    with checkpoint_errors(source):
         tensors = read_tensors(source, source, "mtp.")
-    except ModelError:
-        raise
-    except Exception as error:  # from the hub, or broken safetensors
-        raise load_error(source, error) from error
     count = sum(key.startswith(_EXPERTS) and key.endswith(".gate_proj.weight") for key in tensors)
     if not count:
         return tensors

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from vidspec.errors import ModelError
+from vidspec.errors import ModelError, reason_of
 from vidspec.files import LFS_HINT, is_lfs_pointer
 
 #: Most bytes of the files that are read whole, by name. Published configs and templates have at most some 100 KB,
@@ -85,9 +85,9 @@ def optional_file(source: str, name: str) -> Path | None:
         was_answered = isinstance(cause, HfHubHTTPError) and cause.response.status_code < 500
         if was_answered or not isinstance(cause, HfHubHTTPError | LocalEntryNotFoundError):
             raise
-        why = str(cause.__cause__ or cause).strip() or type(cause).__name__
+        why = cause.__cause__ if isinstance(cause.__cause__, Exception) else cause
         raise ModelError(
-            f"{source}: {name} could not be fetched: {why.splitlines()[0]}",
+            f"{source}: {name} could not be fetched: {reason_of(why)}",
             hint="run the command again when the hub answers",
             kind="connection",
         ) from error

@@ -20,13 +20,13 @@ import numpy as np
 from av.container import InputContainer, OutputContainer
 from av.stream import Stream
 
-from vidspec.errors import OutputError, VideoError
+from vidspec.errors import OutputError, VideoError, reason_of
 from vidspec.files import open_own
 from vidspec.video.base import Index, NotDelivered
 from vidspec.video.decode_av import decoded_between
 from vidspec.video.image import is_image
 from vidspec.video.opening import codec_name, opened, packets_of, video_streams
-from vidspec.video.probing import index_by_decoding, probe
+from vidspec.video.probing import make_index, with_index
 from vidspec.video.resize import scaled
 
 #: How a part was written.
@@ -63,33 +63,31 @@ def write_part(path: str, start: float, end: float, out: str, *, allow_damaged: 
         VideoError: the video cannot be read, or a frame cannot be decoded.
         OutputError: the file cannot be written.
     """
-    try:
-        index = _index(path, os.stat(path).st_mtime_ns, by_decoding=False)
+
+    def write(index: Index) -> CutKind:
         if is_image(index):
             raise VideoError(f"{path}: is a picture, which has no parts", kind="unsupported")
-        try:
-            return _write(index, start, end, out, allow_damaged)
-        except NotDelivered as failure:
-            if index.order == "count" or failure.damaged:
-                raise _undecodable(path, failure) from None
-        index = _index(path, os.stat(path).st_mtime_ns, by_decoding=True)
-        try:
-            return _write(index, start, end, out, allow_damaged)
-        except NotDelivered as failure:
-            raise _undecodable(path, failure) from None
+        return _write(index, start, end, out, allow_damaged)
+
+    try:
+        return with_index(path, _index, write, _undecodable)
     except (av.error.FFmpegError, OSError) as error:
-        reason = str(getattr(error, "strerror", None) or error).split("\n")[0]
-        raise OutputError(f"{path}: its part from {start:g} to {end:g} s cannot be written: {reason}") from None
+        what = f"its part from {start:g} to {end:g} s cannot be written"
+        raise OutputError(f"{path}: {what}: {reason_of(error)}") from None
+
+
+def _index(path: str | os.PathLike[str], by_decoding: bool) -> Index:
+    return _index_at(os.fspath(path), os.stat(path).st_mtime_ns, by_decoding)
 
 
 @lru_cache(maxsize=4)
-def _index(path: str, mtime_ns: int, *, by_decoding: bool) -> Index:
+def _index_at(path: str, mtime_ns: int, by_decoding: bool) -> Index:
     """Return the index of a video, of which many parts are written one after the other."""
-    return index_by_decoding(path) if by_decoding else probe(path)
+    return make_index(path, by_decoding)
 
 
-def _undecodable(path: str, failure: NotDelivered) -> VideoError:
-    return VideoError(f"{path}: a part of it cannot be cut: {failure}", kind="damaged")
+def _undecodable(index: Index, failure: NotDelivered) -> VideoError:
+    return VideoError(f"{index.path}: a part of it cannot be cut: {failure}", kind="damaged")
 
 
 def _write(index: Index, start: float, end: float, out: str, allow_damaged: bool) -> CutKind:
@@ -208,13 +206,8 @@ def _encoded(
             picture.pts, picture.time_base = int(index.pts[position] - index.pts[low]), base
             picture.duration = max(1, ends[position - low] - int(index.pts[position]))
             picture.pict_type = 0
-            yield from timed(encoder.encode(picture))
-        yield from timed(encoder.encode(None))
-
-    def timed(packets: Sequence[av.Packet[Stream]]) -> Iterator[TimedPacket]:
-        for packet in packets:
-            packet.stream = new
-            yield float((packet.dts or 0) * (packet.time_base or base)), packet
+            yield from _timed(encoder.encode(picture), new)
+        yield from _timed(encoder.encode(None), new)
 
     return encoded()
 
@@ -272,11 +265,14 @@ def _encoded_sound(
     def encoded() -> Iterator[TimedPacket]:
         for frame in frames():
             frame.pts = None if frame.pts is None else frame.pts - round(begin * base / Fraction(frame.time_base or 1))
-            yield from timed(new.encode(frame))
-        yield from timed(new.encode(None))
-
-    def timed(made: Sequence[av.Packet[Stream]]) -> Iterator[TimedPacket]:
-        for packet in made:
-            yield float((packet.dts or 0) * Fraction(packet.time_base or 1)), packet
+            yield from _timed(new.encode(frame), new)
+        yield from _timed(new.encode(None), new)
 
     return encoded()
+
+
+def _timed(packets: Sequence[av.Packet[Stream]], of: Stream) -> Iterator[TimedPacket]:
+    """Yield packets that were encoded for a stream, with their times."""
+    for packet in packets:
+        packet.stream = of
+        yield float((packet.dts or 0) * Fraction(packet.time_base or of.time_base or 1)), packet

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vidspec.errors import UsageError, VideoError
+from vidspec.errors import UsageError, VideoError, reason_of
 from vidspec.video.base import Frame, Index, NotDelivered, PutFrame
 from vidspec.video.decode_av import AvDecoder
 from vidspec.video.progress import advance
@@ -102,7 +102,7 @@ class DecordDecoder:
         except (NotDelivered, MemoryError):
             raise
         except Exception as error:  # decord raises DECORDError, RuntimeError, AssertionError and StopIteration
-            raise NotDelivered(f"decord cannot decode it: {_first_line(error)}") from None
+            raise NotDelivered(f"decord cannot decode it: {reason_of(error)[-120:]}") from None
         finally:
             del reader  # the last reference: frees the reader's buffers now, not when the model is running
 
@@ -138,7 +138,3 @@ def _import_decord() -> ModuleType | None:
     decord.logging.set_level(decord.logging.QUIET)
     found: ModuleType = decord
     return found
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).split("\n")[0][-120:] or type(error).__name__

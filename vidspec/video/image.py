@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vidspec.channel import has_no_descriptor
-from vidspec.errors import VideoError
+from vidspec.errors import VideoError, reason_of
 from vidspec.video.base import Index, Orientation, PutFrame
 from vidspec.video.payload import check_animation
 from vidspec.video.progress import advance
@@ -176,8 +176,9 @@ def _open_image(path: str) -> Iterator[Image]:
     except Exception as error:  # of many kinds
         if has_no_descriptor(error):
             raise
-        reason = str(error).split("\n")[0] or type(error).__name__
-        raise VideoError(f"{path}: is damaged: {reason}", kind="damaged", hint="copy or download it again") from None
+        raise VideoError(
+            f"{path}: is damaged: {reason_of(error)}", kind="damaged", hint="copy or download it again"
+        ) from None
 
 
 def _upright(image: Image) -> Image:

@@ -12,7 +12,7 @@ import av
 from av.stream import Disposition
 
 from vidspec.channel import has_no_descriptor
-from vidspec.errors import DescriptorError, VideoError, VidspecError
+from vidspec.errors import DescriptorError, VideoError, VidspecError, reason_of
 from vidspec.files import LFS_HINT, is_lfs_pointer
 from vidspec.video.progress import advance
 
@@ -51,7 +51,7 @@ def checked_path(path: str | os.PathLike[str]) -> str:
         hint = "vidspec reads files; download it first" if "://" in name else None
         raise VideoError(f"{name}: no such file", kind="missing", hint=hint) from None
     except (OSError, ValueError) as error:
-        raise VideoError(f"{name}: cannot be read: {_reason(error)}", kind="unreadable") from None
+        raise VideoError(f"{name}: cannot be read: {reason_of(error)}", kind="unreadable") from None
     if stat.S_ISDIR(info.st_mode):
         raise VideoError(f"{name}: is a folder, not a video", kind="folder")
     if not stat.S_ISREG(info.st_mode):
@@ -65,7 +65,7 @@ def checked_path(path: str | os.PathLike[str]) -> str:
     except OSError as error:
         if has_no_descriptor(error):
             raise DescriptorError.of_clip(name) from None
-        raise VideoError(f"{name}: cannot be read: {_reason(error)}", kind="unreadable") from None
+        raise VideoError(f"{name}: cannot be read: {reason_of(error)}", kind="unreadable") from None
     if pointer:
         raise VideoError(f"{name}: is a pointer of Git LFS, not the video itself", kind="not_video", hint=LFS_HINT)
     return name
@@ -101,7 +101,7 @@ def opened(path: str, hardware: str | None = None) -> Iterator[av.container.Inpu
     try:
         container = _container(path, hardware)
     except PermissionError as error:
-        raise VideoError(f"{path}: cannot be read: {_reason(error)}", kind="unreadable") from None
+        raise VideoError(f"{path}: cannot be read: {reason_of(error)}", kind="unreadable") from None
     except (av.error.FFmpegError, OSError, ValueError) as error:
         raise _open_error(path, error) from None
     try:
@@ -126,7 +126,7 @@ def _container(path: str, hardware: str | None) -> av.container.InputContainer:
         return _open(file, options=options, hwaccel=accelerator(hardware))
     except (av.error.FFmpegError, OSError, RuntimeError) as error:  # RuntimeError: no stream is for the hardware
         raise VideoError(
-            f"{path}: the hardware does not decode it: {_reason(error)}", kind="decoder", hint="use --decoder av"
+            f"{path}: the hardware does not decode it: {reason_of(error)}", kind="decoder", hint="use --decoder av"
         ) from None
 
 
@@ -167,7 +167,7 @@ def _open_error(path: str, error: Exception) -> VidspecError:
     except OSError as failure:
         if has_no_descriptor(failure):
             return DescriptorError.of_clip(path)
-        return VideoError(f"{path}: cannot be read: {_reason(failure)}", kind="unreadable")
+        return VideoError(f"{path}: cannot be read: {reason_of(failure)}", kind="unreadable")
     if head[4:8] in _MP4_BOXES:
         return VideoError(
             f"{path}: is incomplete or damaged: it has no readable index (moov)",
@@ -175,7 +175,7 @@ def _open_error(path: str, error: Exception) -> VidspecError:
             hint="copy or download it again",
         )
     if head.startswith(_OTHER_HEADS):
-        return VideoError(f"{path}: is incomplete or damaged: {_reason(error)}", kind="truncated")
+        return VideoError(f"{path}: is incomplete or damaged: {reason_of(error)}", kind="truncated")
     if head.lstrip(b"\xef\xbb\xbf").startswith(_LISTS):
         return VideoError(
             f"{path}: is a list of other files, not a video", kind="unsupported", hint="name the video files"
@@ -184,8 +184,4 @@ def _open_error(path: str, error: Exception) -> VidspecError:
         return VideoError(f"{path}: is a kind of video that vidspec does not read", kind="not_video")
     if isinstance(error, ValueError | av.error.EOFError):  # "invalid data", "invalid argument", nothing found
         return VideoError(f"{path}: is not a video", kind="not_video")
-    return VideoError(f"{path}: cannot be opened as a video: {_reason(error)}", kind="unreadable")
-
-
-def _reason(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or error).split("\n")[0]
+    return VideoError(f"{path}: cannot be opened as a video: {reason_of(error)}", kind="unreadable")

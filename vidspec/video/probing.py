@@ -9,10 +9,10 @@ from __future__ import annotations
 import mmap
 import os
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from itertools import islice, takewhile
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, TypeVar, cast
 
 import av
 import numpy as np
@@ -22,13 +22,15 @@ from numpy.typing import NDArray
 from vidspec import memory
 from vidspec.errors import VideoError
 from vidspec.video import damage
-from vidspec.video.base import Index, Orientation
+from vidspec.video.base import Index, NotDelivered, Orientation
 from vidspec.video.gif import count_pictures
 from vidspec.video.image import image_index
 from vidspec.video.opening import checked_path, codec_name, opened, packets_of, video_streams
 from vidspec.video.packets import decord_doubts, ends_early, find_damage, hidden_packets, read_packets
 from vidspec.video.payload import MAX_ANIMATED_PICTURES, check_animation
 from vidspec.video.pictures import decode_all
+
+T = TypeVar("T")
 
 #: FFmpeg's name of the container.
 MP4 = "mov,mp4,m4a,3gp,3g2,mj2"
@@ -131,13 +133,43 @@ def probe(path: str | os.PathLike[str]) -> Index:
     Raises VideoError: missing, folder, unreadable, empty, not_video, no_video_stream, truncated, unsupported or
     no_frames; for an image file damaged or memory.
     """
+    return make_index(path, by_decoding=False)
+
+
+def make_index(path: str | os.PathLike[str], by_decoding: bool) -> Index:
+    """Return the index of :func:`probe`, or one whose frames are counted by decoding the whole stream."""
     name = checked_path(path)
-    return image_index(name) or _probe(name, by_decoding=False)
+    return image_index(name) or _probe(name, by_decoding=by_decoding)
 
 
-def index_by_decoding(path: str | os.PathLike[str]) -> Index:
-    """Like ``probe``, but count frames by decoding the whole stream: for files whose packets are not its frames."""
-    return _probe(checked_path(path), by_decoding=True)
+def with_index(
+    path: str | os.PathLike[str],
+    find: Callable[[str | os.PathLike[str], bool], Index],
+    use: Callable[[Index], T],
+    failed: Callable[[Index, NotDelivered], VideoError],
+    *,
+    again: bool = True,
+) -> T:
+    """Return what ``use`` makes of a file's index; ``failed`` makes the error if it does not get its frames.
+
+    Args:
+        path: of the file.
+        find: :func:`make_index`, or one that keeps indexes.
+        use: decodes frames.
+        failed: makes the error.
+        again: if the packets of an undamaged file turn out not to be its frames, count them by decoding.
+    """
+    index = find(path, False)
+    try:
+        return use(index)
+    except NotDelivered as failure:
+        if not again or index.order == "count" or failure.damaged:
+            raise failed(index, failure) from None
+    index = find(path, True)
+    try:
+        return use(index)
+    except NotDelivered as failure:
+        raise failed(index, failure) from None
 
 
 def too_large(path: str | os.PathLike[str], what: str) -> VideoError:

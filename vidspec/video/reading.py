@@ -33,7 +33,7 @@ from vidspec.video.decode_av import AvDecoder
 from vidspec.video.decode_decord import DecordDecoder
 from vidspec.video.decode_hardware import DEVICES, HardwareDecoder
 from vidspec.video.image import ImageDecoder, is_image
-from vidspec.video.probing import index_by_decoding, probe, too_large
+from vidspec.video.probing import make_index, too_large, with_index
 from vidspec.video.resize import fitted
 
 DECODERS = ("auto", "decord", "av", *DEVICES)
@@ -181,22 +181,15 @@ class _FrameSelection:
 
 
 def _read(path: str | os.PathLike[str], wanted: _FrameSelection) -> Clip:
-    """Read the clip; count frames by decoding if the packets of an undamaged file turn out not to be its frames."""
     decoder = _decoder(wanted)
     try:
-        index = probe(path)
-        if is_image(index):
-            decoder = ImageDecoder()
-        try:
-            return _decode_clip(decoder, index, wanted)
-        except NotDelivered as failure:
-            if index.order == "count" or failure.damaged or wanted.decoder == "decord":
-                raise _undelivered_error(index, failure) from None
-        index = index_by_decoding(path)
-        try:
-            return _decode_clip(AvDecoder(), index, wanted)
-        except NotDelivered as failure:
-            raise _undelivered_error(index, failure) from None
+        return with_index(
+            path,
+            make_index,
+            lambda index: _decode_clip(ImageDecoder() if is_image(index) else decoder, index, wanted),
+            _undelivered_error,
+            again=wanted.decoder != "decord",
+        )
     except MemoryError:
         raise too_large(path, "its frames") from None
     except OSError as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import typer
+import yaml
 from packaging.requirements import Requirement
 
 from research.commands import application
@@ -22,6 +23,7 @@ from vidspec.cli.app import app
 from vidspec.config.profiles import available, load
 from vidspec.embedded.samples import shipped
 from vidspec.events.record import OPTIONAL_KEYS, RECORD_KEYS
+from vidspec.models.recommended import TABLE
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Folders of pages: for users, authors of parts, researchers and developers.
@@ -82,6 +84,18 @@ def test_the_first_screen_has_the_least_of_the_figures_measured_and_the_span_of_
     lines = re.findall(r"^\|.* 7B.* drafts \| (.*?) \|  \| predicted \|", PAGES["measured"], re.MULTILINE)
     gains = [float(gain) for line in lines for gain in re.findall(r"[\d.]+(?=x)", line)]
     assert re.findall(r"[\d.]+(?=x)", stated) == [*measured, f"{min(gains):.2f}", f"{max(gains):.2f}"]
+
+
+def test_the_front_page_is_short_and_its_gains_are_of_the_table():
+    assert len(PAGES["README"].splitlines()) <= 110
+    with TABLE.open(encoding="utf-8") as file:
+        table = yaml.safe_load(file)
+    cards = {card["name"]: (place, card["memory"]) for place, card in enumerate(table["cards"].values())}
+    stated = re.findall(r"--target (\S+) +# ([\w ]+), (\d+) GB: predicted ([\d.]+)x$", PAGES["README"], re.MULTILINE)
+    assert len(stated) == 3
+    for target, card, memory, gain in stated:
+        place, size = cards[card]
+        assert (f"{size / 1e9:.0f}", f"{table['targets'][target]['gains'][place]:.1f}") == (memory, gain)
 
 
 def test_keys_of_the_record():

@@ -1,6 +1,7 @@
 """Draws a few sampled frames side by side as tiles of half-block cells, with what the draft sees of them in colour.
 
-A terminal cell shows two pixels, one above the other. What the draft does not see is dim grey, if it sees anything.
+A terminal cell shows two pixels, one above the other. What the draft does not see is dim grey, if it sees anything, and
+once that is known.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class Tiles:
 
     Args:
         opened: its thumbnails are drawn; without any the frames are plain.
-        seen: visual tokens of the draft; None before the prompts have been read, when all is dim.
+        seen: visual tokens of the draft; None before the prompts have been read.
         layout: from :func:`fit_tiles`.
     """
 
@@ -151,9 +152,7 @@ def _colours(one: Thumbnail, opened: Opened, seen: Prefilled | None, layout: Til
 
 def _seen_mask(index: int, frames: int, seen: Prefilled | None, high: int, wide: int) -> NDArray[np.bool_]:
     """Return the (high, wide) mask of one frame's coloured part: what the draft sees, or all if it sees nothing."""
-    if seen is None:
-        return np.zeros((high, wide), np.bool_)
-    if not seen.kept_per_frame or len(seen.kept) in (0, seen.visual_tokens):
+    if seen is None or not seen.kept_per_frame or len(seen.kept) in (0, seen.visual_tokens):
         return np.ones((high, wide), np.bool_)
     inside = np.zeros((high, wide), np.bool_)
     if 0 in seen.grid:

@@ -225,26 +225,6 @@ def test_a_field_of_structs_is_a_column():
             shard_members(shard, wrong)
 
 
-@pytest.mark.parametrize("codec", ["zstd", "gzip"])
-@pytest.mark.parametrize("column", ["mp4", "path"])
-def test_a_page_that_unpacks_to_gigabytes_is_refused_unread(monkeypatch, codec, column):
-    """Kilobytes of zeros: sizes in the headers of pages are compared before anything is unpacked."""
-    monkeypatch.setattr("vidspec.runs.parquet_pages.MAX_PAGE", 1 << 20)
-    value = {"mp4": bytes(8 << 20), "path": "x" * (8 << 20)}[column]
-    shard = table("v.parquet", {column: [value]}, compression=codec)
-    with pytest.raises(VideoError, match=f"v.parquet.* bytes of column {column} unpack to 8 MiB") as refused:
-        content(shard_members(shard)[0])
-    assert refused.value.kind == "too_large"
-
-
-def test_honest_pages_of_any_size_are_read(monkeypatch):
-    monkeypatch.setattr("vidspec.runs.parquet_pages.MAX_PAGE", 1 << 10)
-    clips = [os.urandom(1 << 16) for _ in range(4)]
-    for how in ({"compression": "zstd"}, {"compression": "gzip", "use_dictionary": False, "data_page_version": "2.0"}):
-        found = shard_members(table("v.parquet", {"mp4": clips, "id": ["a", "b", "c", "d"]}, row_group_size=2, **how))
-        assert [content(job) for job in found] == clips and [job.id for job in found] == ["a", "b", "c", "d"]
-
-
 @pytest.mark.parametrize("fields", [(), ("tags",)])
 def test_all_other_columns_without_bytes_are_copied(fields):
     import datetime

@@ -16,12 +16,21 @@ ENTRIES = [Job(f"d/{number}.mp4", root="d") for number in range(200)]
 
 
 def test_files_are_dealt_in_turn():
-    """Ten shards over three tasks are 4, 3 and 3, in the order of their names; parts of one file stay together."""
-    jobs = [Job(f"/d{number}/clip.mp4", root=f"/d{number}", start=start) for number in range(10) for start in (0, 5)]
+    """Ten shards over three tasks are 4, 3 and 3, in the order of their names."""
+    jobs = [Job(f"/d{number}/clip.mp4", root=f"/d{number}") for number in range(10)]
     parts = [Shard(number, 3).select(jobs[::-1], searched=False) for number in (1, 2, 3)]
-    assert [len(part) for part in parts] == [8, 6, 6]
-    assert [job.path for job in parts[0][::-2]] == [f"/d{number}/clip.mp4" for number in (0, 3, 6, 9)]
+    assert [len(part) for part in parts] == [4, 3, 3]
+    assert [job.path for job in parts[0][::-1]] == [f"/d{number}/clip.mp4" for number in (0, 3, 6, 9)]
     assert Shard(1, 1).select(ENTRIES, searched=False) == ENTRIES
+
+
+@pytest.mark.parametrize("searched", [False, True])
+@pytest.mark.parametrize("named", ["start", "id"])
+def test_rows_of_one_file_are_dealt_too(named, searched):
+    jobs = [Job("film.mp4", **{named: number}) for number in range(320)]
+    parts = [Shard(number, 32).select(jobs, searched=searched) for number in range(1, 33)]
+    assert sorted(getattr(job, named) for part in parts for job in part) == [*range(320)]
+    assert all(part if searched else len(part) == 10 for part in parts)
 
 
 def test_a_file_that_appears_in_a_folder_moves_no_other():

@@ -16,6 +16,7 @@ from vidspec.runs.formats.base import make_format
 from vidspec.runs.job import Job, JobQuestions, named_fields
 from vidspec.runs.remaining import remaining_parts
 from vidspec.runs.run import caption_jobs
+from vidspec.runs.run_settings import read_texts
 from vidspec.runs.schema import record_schema
 from vidspec.runs.store.journal_index import JournalEntry
 from vidspec.runs.store.records import FileContent, lean_record, raw_caption, record_of, settings_digest
@@ -72,6 +73,15 @@ def test_a_prompt_that_places_the_caption_is_used_as_it_is(captioner):
     (prompt,) = second_prompts(captioner)
     assert prompt.startswith("In a ") and "dry" in prompt and "A red circle" in prompt and prompt.endswith("{other}")
     assert named_fields(RunSpec(rewrite="{tone} {caption}"), profile_of()) == {"tone"}
+
+
+def test_a_file_whose_text_begins_with_an_at_sign_is_read_once(captioner, tmp_path):
+    """The run that the journal keeps has the text, and names no file."""
+    (tmp_path / "mention.txt").write_text("@vidspec: {caption}")
+    config = read_texts(RunSpec(rewrite=f"@{tmp_path}/mention.txt"))
+    assert read_texts(config) == config and config.rewrite_path is None
+    outcomes(captioner, config, Job("a.mp4"))
+    assert second_prompts(captioner)[0].startswith("@vidspec: ")
 
 
 def test_a_rewrite_that_fails_is_a_failed_clip_with_the_original(captioner):

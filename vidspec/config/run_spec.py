@@ -388,8 +388,14 @@ class RunSpec(BaseModel):
 
     @property
     def rewrite_path(self) -> Path | None:
-        """The file that ``rewrite`` names by ``@FILE``."""
-        return Path(self.rewrite[1:]) if self.rewrite is not None and self.rewrite.startswith("@") else None
+        """The file that ``rewrite`` names by ``@FILE``; a text that begins with ``@@`` stands for one with ``@``."""
+        named = (self.rewrite or "").startswith("@") and not (self.rewrite or "").startswith("@@")
+        return Path((self.rewrite or "")[1:]) if named else None
+
+    @property
+    def instruction(self) -> str | None:
+        """The text of ``rewrite``."""
+        return self.rewrite[1:] if self.rewrite is not None and self.rewrite.startswith("@@") else self.rewrite
 
     @property
     def _timed(self) -> bool:

@@ -297,8 +297,8 @@ class _ClipRun:
         part.request = None
         if session is None:
             run.feed.release(part)
-        if job.error is None and spec.rewrite is not None and job.caption.caption:
-            yield from rewrite(job, spec.rewrite)
+        if job.error is None and spec.instruction is not None and job.caption.caption:
+            yield from rewrite(job, spec.instruction)
         run.observer.end(number, job.caption)
         self._early[_previous(job)] = job
         while (due := self._early.pop(self._last, None)) is not None:

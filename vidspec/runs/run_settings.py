@@ -111,7 +111,8 @@ def read_texts(spec: RunSpec) -> RunSpec:
         text = _text_in(spec.prompt_file, option("prompt_file", spec.prompt_file))
         texts |= {"prompt": (text,), "prompt_file": None}
     if (file := spec.rewrite_path) is not None:
-        texts["rewrite"] = _text_in(file, option("rewrite", f"@{file}"))
+        text = _text_in(file, option("rewrite", f"@{file}"))
+        texts["rewrite"] = f"@{text}" if text.startswith("@") else text
     return spec.model_copy(update=texts) if texts else spec
 
 

@@ -45,15 +45,15 @@ class Shard:
         return plain.with_name(f"{plain.stem}{self.label}{plain.suffix}") if self.array else plain
 
     def select(self, jobs: Sequence[Job], *, searched: bool) -> list[Job]:
-        """Return the jobs of this shard. All parts of one file are in the same shard.
+        """Return the jobs of this shard. Rows of a manifest that share a file are dealt like files.
 
-        Files are dealt in turn, in the order of their names. If they were ``searched`` for, a file that appears between
+        Jobs are dealt in turn, in the order of their names. If they were ``searched`` for, a file that appears between
         the starts of two tasks must not move others: a hash of the name below the named folder decides.
         """
+        names = [_identity(job, job.relative if searched else job.path) for job in jobs]
         if searched:
-            numbers = [_hash(os.path.normpath(job.relative)) % self.count for job in jobs]
+            numbers = [_hash(name + part) % self.count for name, part in names]
         else:
-            names = [os.path.normpath(job.path) for job in jobs]
             places = {name: place % self.count for place, name in enumerate(sorted({*names}))}
             numbers = [places[name] for name in names]
         return [job for job, number in zip(jobs, numbers, strict=True) if number == self.number - 1]
@@ -218,6 +218,12 @@ def _check_count(spec: RunSpec, folder: Path, count: int) -> None:
             message = f"{folder / name}: is a part of {match[1]}, and this job array has {count} tasks"
             hint = f"give {option('shard', 'I/' + match[1])} to do one of those parts again, or name another output"
             raise UsageError(message, hint=hint)
+
+
+def _identity(job: Job, path: str) -> tuple[str, str]:
+    """Return the name of a job, and the time range and id that its row names; no text for a whole file."""
+    named = (job.start, job.end, job.id)
+    return os.path.normpath(path), "" if named == (None, None, None) else json.dumps(named)
 
 
 def _hash(name: str) -> int:

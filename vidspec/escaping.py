@@ -79,6 +79,8 @@ def cell(text: str, *, lines: bool = True) -> str:
     return guard + (escape_text(text) if lines else one_line(text))
 
 
+#: A character without width that keeps players from reading codes; no caption needs it.
+WORD_JOINER = "\u2060"
 #: Places within tags, codes and arrows of SubRip.
 _SRT_CODES = re.compile(r"(?<=<)(?=[a-zA-Z/])|(?<=\{)(?=[\\a-zA-Z])|(?<=--)(?=>)")
 
@@ -93,7 +95,7 @@ def srt_cue(text: str) -> str:
 
     That is tags (``<i>``, ``</font>``), override codes (``{\\an8}``, ``{y:i}``) and ``-->``.
     """
-    return _SRT_CODES.sub("\u2060", one_line(text))
+    return _SRT_CODES.sub(WORD_JOINER, one_line(text))
 
 
 def mark_value(text: str) -> str:

@@ -288,7 +288,7 @@ def test_a_dry_run_lists_files_that_would_be_replaced_and_kept(vidspec):
     before = files_here()
     ran = vidspec("caption", "k", "--format", "txt", "--dry-run", *V2)
     assert ran.out.startswith("kept\t")
-    assert "k/a/good.txt: edited, kept\n" in ran.err and "k/b/good.txt: replaced\n" in ran.err
+    assert "k/a/good.txt: edited, kept\n" in ran.err and "k/b/good.txt: replaced, kept as k/b/good.txt~\n" in ran.err
     assert "k/c/good.txt" not in ran.err
     ran = vidspec("caption", "k", "--format", "txt", "--dry-run", "--overwrite")
     assert "k/a/good.txt: replaced, kept as k/a/good.txt~\n" in ran.err and files_here() == before

@@ -21,8 +21,8 @@ from vidspec.embedded.samples import shipped
 from vidspec.files import FileLock
 from vidspec.runs.planning import plan
 from vidspec.runs.review import CaptionFiles
-from vidspec.runs.store import file_states, journal
-from vidspec.runs.store.file_states import parsed_mark
+from vidspec.runs.store import journal
+from vidspec.runs.store.file_marks import parsed_mark
 from vidspec.serve.config import ServeConfig
 from vidspec.serve.review import FreshCaptions, build_review
 
@@ -115,17 +115,16 @@ def test_a_text_that_a_run_wrote_too_is_kept_once_it_is_saved(vidspec):
 def test_a_save_reads_no_journal_again(vidspec, monkeypatch):
     vidspec("caption", "k", "--format", "txt")
     parsed = []
-    for module in (file_states, journal):
-        monkeypatch.setattr(module, "parsed_mark", lambda line: parsed.append(line) or parsed_mark(line))
+    monkeypatch.setattr(journal, "parsed_mark", lambda line: parsed.append(line) or parsed_mark(line))
     page = Page("k")
     shown = page.rows()
     lines = Path("k/.vidspec.jsonl").read_text().count("\n")
-    assert len(parsed) == 2 * lines, "once for its records, once for its marks"
+    assert len(parsed) == lines
     for number, (_, version, _) in enumerate(shown.values(), 1):
         now = page.save(number, MINE, version).json()
         assert now["state"] == page.save(number, f"{MINE} again", now["version"]).json()["state"] == "edited"
     assert {state for state, *_ in page.rows().values()} == {"edited"}
-    assert len(parsed) == 2 * lines
+    assert len(parsed) == lines
 
 
 def test_a_run_that_ends_while_the_page_is_open_is_seen(vidspec):

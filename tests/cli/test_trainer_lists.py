@@ -223,6 +223,29 @@ def test_a_list_beside_caption_files_of_one_run(vidspec, reviewed):
     assert found == {"a.mp4": "edited in out", "b.mp4": CAPTION, "c.mp4": CAPTION}
 
 
+@pytest.mark.parametrize("form", ["srt", "vtt"])
+def test_edited_subtitles_are_the_text_that_holds(vidspec, form):
+    """Read back from their cues; a text beside them that was edited too wins, and foreign subtitles are no captions."""
+    Path("k").mkdir()
+    for name in "ab":
+        Path(f"k/{name}.mp4").write_bytes(b"x")
+    Path(f"k/b.{form}").write_text("speech")
+    assert vidspec("caption", "k", "--format", f"txt,{form}", "--template", "see {{here}} & <i>: {caption}").code == 0
+    file = Path(f"k/a.{form}")
+    file.write_text(file.read_text().replace("circle", "disc"))
+    held = f"see {{here}} & <i>: {CAPTION}"
+    for texts in ((held.replace("circle", "disc"), held), ("mine", held)):
+        assert vidspec("merge", "k", "--format", "ltx", "-o", "list.jsonl").code == 0
+        assert vidspec("caption", "k", "--format", "ltx", "-o", "run.jsonl").code == 0
+        found = [[row["caption"] for row in rows(f"{name}.jsonl")] for name in ("list", "run")]
+        assert found == [[*texts]] * 2
+        Path("k/a.txt").write_text("mine")
+    Path("k/a.txt").unlink()
+    file.write_text("1\n00:00:09 no cue\nx" if form == "srt" else "no WEBVTT")
+    ran = vidspec("merge", "k", "--format", "ltx", "-o", "list.jsonl")
+    assert ran.code == 2 and f"k/a.{form}: is no longer {form} (mend it, or move it away)" in ran.err
+
+
 def test_texts_in_a_folder_without_a_journal_are_no_captions(vidspec):
     """As tags that another program left: they are captions once a run has kept them as such."""
     Path("k").mkdir()

@@ -5,7 +5,7 @@ import pytest
 
 from vidspec.errors import OutputError, UsageError
 from vidspec.runs.job import Job
-from vidspec.runs.store.file_states import hidden_journal
+from vidspec.runs.store.file_marks import hidden_journal
 from vidspec.runs.store.journal import Journal
 from vidspec.runs.store.records import FileContent, clip_id, settings_digest
 from vidspec.runs.store.run_lines import CaptionRun, RunLines

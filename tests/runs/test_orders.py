@@ -172,6 +172,18 @@ def fast(tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_context_quotes_the_text_of_a_part_that_holds_now(fast):
+    """And summaries are made of it: an edited file of a segment wins over its record."""
+    orders, film = Orders(0), {"segment": "1.5", "cut": "cut", "context": True}
+    orders.caption(most=1, **film)
+    Path("cut/a-001.txt").write_text("edited by eye")
+    planned = plan(RunSpec.make({"paths": ("k",), **film}))
+    store = planned.open_store()
+    job = plan_clips(planned.entries, store, planned.spec, planned.profile, Tally(total=3))[0]
+    store.close(planned.entries, complete=False)
+    assert (job.path, job.done) == ("k/a.mp4", {0: "edited by eye"})
+
+
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.full) for part in range(1, 10))])
 def test_no_text_of_a_person_is_lost_in_any_order_of_commands(fast, part):
     for seed in range(part * ORDERS // 10, (part + 1) * ORDERS // 10):

@@ -17,7 +17,7 @@ from vidspec.runs.job import Job
 from vidspec.runs.remaining import plan_clips, remaining_parts
 from vidspec.runs.run_file import RunFile
 from vidspec.runs.run_store import RunStore
-from vidspec.runs.store.file_states import hidden_journal
+from vidspec.runs.store.file_marks import hidden_journal
 from vidspec.runs.store.records import FileContent, content_of, settings_digest
 from vidspec.runs.store.sidecars import SidecarNames, check_sidecar_names
 
@@ -191,7 +191,7 @@ def test_a_file_of_others_is_kept_even_by_a_run_that_is_killed_at_once(clips, re
     path = tmp_path / "out.csv"
     path.write_text("precious\n")
     with monkeypatch.context() as patch:  # killed when the record was written, before the file is
-        patch.setattr("vidspec.runs.run_file.write_whole", lambda *_: os._exit(9))
+        patch.setattr("vidspec.runs.run_file.write_marked", lambda *_: os._exit(9))
         killed(lambda: note(csv(path, overwrite=True), recorded, clips[0]))
     assert hidden_journal(path).read_text().count("a.mp4") and not path.exists()
     output = csv(path)

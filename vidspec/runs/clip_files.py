@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
-from vidspec.bounds import LONGEST_PROMPT
 from vidspec.config.run_spec import ExistingFiles
-from vidspec.errors import OutputError, UsageError
+from vidspec.errors import OutputError
 from vidspec.events.record import RecordDict
 from vidspec.events.tally import counted
-from vidspec.files import back_up, backup_of, encode_line, permissions, read_text, write_whole
+from vidspec.files import back_up, backup_of, encode_line, permissions, write_whole
 from vidspec.runs.job import Job
-from vidspec.runs.renderers import ONE_CLIP, PendingFile, Renderer, in_order, make_folder
-from vidspec.runs.store.file_states import FileMarks, FileState, MarkedCaption, file_state, folder_journals
-from vidspec.runs.store.journal import Journal, unwritable_error
+from vidspec.runs.renderers import ONE_CLIP, PendingFile, Renderer, failing_one_clip, in_order, make_folder
+from vidspec.runs.store.file_marks import MarkedCaption
+from vidspec.runs.store.known_journals import FileState
 from vidspec.runs.store.records import clip_id
 from vidspec.runs.store.sidecars import SidecarNames
-
-__all__ = ["ClipFiles"]
 
 
 class ClipFiles(Renderer):
@@ -34,11 +31,11 @@ class ClipFiles(Renderer):
             and foreign files too, with a backup as ``NAME~``.
     """
 
+    of_segments: ClassVar[bool] = False
+
     def __init__(self, names: Sequence[SidecarNames], existing: ExistingFiles = "skip") -> None:
         self.names, self._existing = tuple(names), existing
-        self._other_journals: dict[Path, list[Journal]] = {}  # those of other shards, by journal
-        self._unreplaced: dict[Path, FileState] = {}  # files that were not replaced
-        self._unreplaced_clips: dict[FileState, set[str]] = defaultdict(set)
+        self._kept: dict[Path, tuple[FileState, str]] = {}  # files that were not replaced, with their clips
         self._permissions: dict[Path, int] = {}  # of files that are replaced
         self._backups: list[Path] = []
         self._replaced: list[Path] = []  # files with captions by other options, which this run replaced
@@ -47,134 +44,92 @@ class ClipFiles(Renderer):
     def place(self) -> str:
         return f"a file for each clip ({', '.join(one.form.name for one in self.names)})"
 
-    def state(self, job: Job, path: Path) -> FileState:
-        """Return the state of one of a clip's files."""
-        return file_state(path, (journal.index.marks for journal in self._journals_of(job)))
-
-    def _journals_of(self, job: Job) -> Iterator[Journal]:
-        """Yield the journal of a clip, and those in its folder of runs with other shards or none."""
-        yield self.store.journals.of(job)
-        own = self.store.journals.path(job)
-        if own not in self._other_journals:
-            others = [path for path in folder_journals(own.parent) if path.name != own.name and not path.is_symlink()]
-            self._other_journals[own] = [Journal(path, read_only=True) for path in others]
-        yield from self._other_journals[own]
-
-    @property
-    def other_marks(self) -> list[FileMarks]:
-        """Marks of the journals of other runs in the folders of clips that were asked about."""
-        return [journal.index.marks for several in self._other_journals.values() for journal in several]
-
-    def states(self, job: Job) -> dict[Path, FileState]:
-        """Return the state of each of a clip's files."""
-        return {path: self.state(job, path) for path in (names.path(job) for names in self.names)}
-
-    def text_paths(self, job: Job) -> list[Path]:
-        """Return the clip's files that hold its caption alone."""
-        return [names.path(job) for names in self.names if names.form.suffix == ".txt"]
+    def caption_files(self, job: Job) -> dict[Path, str]:
+        if (job.segment is not None) != self.of_segments:
+            return {}
+        marks = self.store.journals.of(job).index.marks
+        files = {names.path(job): names.form for names in self.names}
+        wrote = {path: form for path, form in files.items() if form.holds == "text" or marks.of(path)}
+        return {path: form.name for path, form in wrote.items() if form.holds is not None}
 
     def leaves(self, job: Job) -> bool:
-        states = self.states(job)
-        leaves = all(state != "free" and self._is_kept(state) for state in states.values())
-        for path, state in states.items() if leaves else ():
-            self._leave(job, path, state)
+        states = {path: self.store.state(job, path) for path in (names.path(job) for names in self.names)}
+        leaves = all(map(self._keeps, states.values()))
+        self._kept |= {path: (state, job.path) for path, state in states.items() if leaves}
         return leaves
 
-    def _leave(self, job: Job, path: Path, state: FileState) -> None:
-        self._unreplaced[path] = state
-        self._unreplaced_clips[state].add(job.path)
-
-    def _is_kept(self, state: FileState) -> bool:
+    def _keeps(self, state: FileState) -> bool:
         """Return True if a file in this state is not replaced."""
         return not self.store.overwrite and (state == "edited" or (state == "foreign" and self._existing == "skip"))
 
-    def _replaces_foreign(self, job: Job, path: Path) -> bool:
-        return self._existing != "skip" and self.state(job, path) == "foreign"
+    def _waits(self, state: FileState) -> bool:
+        """Return True if a file is replaced after its clip's record is kept, which has its text."""
+        return state == "foreign" and self._existing != "skip"
 
-    def existing_text(self, job: Job) -> str | None:
-        if self._existing != "use":
-            return None
-        for names in self.names:
-            if names.form.suffix == ".txt" and self.state(job, path := names.path(job)) in ("edited", "foreign"):
-                return _read_text(path)
-        indexes = (journal.index for journal in self._journals_of(job))
-        return next((index.existing[clip_id(job)] for index in indexes if clip_id(job) in index.existing), "")
+    def _shows_other(self, job: Job, path: Path, state: FileState, settings: str) -> bool:
+        """Return True if a file shows a caption by other options, of a run that does not start over."""
+        mark = self.store.journals.of(job).index.marks.latest(path)
+        return not self.store.overwrite and state == "written" and mark is not None and mark.settings != settings
 
     def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
-        several = self.names if captioned else self.outdated(job, settings)
-        states = {path: self.state(job, path) for path in (names.path(job) for names in several)}
-        return {
-            path: f"{state}, kept"
-            if self._is_kept(state)
-            else "replaced"
-            if captioned and state == "written"
-            else f"replaced, kept as {backup_of(path)}"
-            for path, state in states.items()
-            if state != "free"
-        }
+        changes = {}
+        for path in (names.path(job) for names in (self.names if captioned else self._outdated(job, settings))):
+            state = self.store.state(job, path)
+            aside = state in ("edited", "foreign") or self._shows_other(job, path, state, settings)
+            replaced = f"replaced, kept as {backup_of(path)}" if aside else "replaced"
+            if state != "free":
+                changes[path] = f"{state}, kept" if self._keeps(state) else replaced
+        return changes
 
-    def outdated(self, job: Job, settings: str) -> Iterator[SidecarNames]:
+    def _outdated(self, job: Job, settings: str) -> Iterator[SidecarNames]:
         """Yield the clip's files that are missing or that show records of other settings."""
         for names in self.names:
             path = names.path(job)
             mark = self.store.journals.of(job).index.marks.latest(path)
             of_others = mark is not None and (mark.settings, mark.format) != (settings, names.form.name)
-            if of_others or not os.path.exists(path) or self._replaces_foreign(job, path):
+            if of_others or not os.path.exists(path) or self._waits(self.store.state(job, path)):
                 yield names
 
     def check(self, job: Job) -> None:
         for path in (names.path(job) for names in self.names):
-            folder = path.parent
-            while not os.path.exists(folder):  # made together with its first file
-                folder = folder.parent
+            folder = next(one for one in path.parents if os.path.exists(one))  # others are made with their first file
             if not (folder.is_dir() and os.access(folder, os.W_OK)):
-                raise OutputError(
-                    f"{path}: cannot be written: {folder} takes no files",
-                    hint="run the same command again once it does",
-                    kind=ONE_CLIP,
-                )
+                message = f"{path}: cannot be written: {folder} takes no files"
+                raise OutputError(message, hint="run the same command again once it does", kind=ONE_CLIP)
 
     def prepare(self, job: Job, record: RecordDict) -> None:
         if record["caption"] is not None or record["job"].get("segment") is not None:
             # The earlier file is removed before the record is added: a file must never show other than its record.
-            for path in (names.path(job) for names in self.names):
-                self._clear(job, path, back_up=self._shows_other(job, path, record["job"]["settings"]))
-
-    def _shows_other(self, job: Job, path: Path, settings: str) -> bool:
-        """Return True if a file shows a caption by other options; unless a run starts over it is kept, as ``FILE~``."""
-        mark = None if self.store.overwrite else self.store.journals.of(job).index.marks.latest(path)
-        other = mark is not None and mark.settings != settings and self.state(job, path) == "written"
-        self._replaced += [path] * other
-        return other
+            for names in self.names:
+                self._clear(job, names.path(job), record["job"]["settings"])
 
     def add(self, job: Job, record: RecordDict) -> PendingFile | None:
         self._write(job, record["job"]["settings"], self.names)
         return None
 
     def restore(self, job: Job, settings: str) -> None:
-        outdated = tuple(self.outdated(job, settings))
-        for path in (names.path(job) for names in outdated):
-            self._clear(job, path, back_up=self._shows_other(job, path, settings))
+        outdated = tuple(self._outdated(job, settings))
+        for names in outdated:
+            self._clear(job, names.path(job), settings)
         self._write(job, settings, outdated)
 
-    def _clear(self, job: Job, path: Path, *, back_up: bool = False) -> None:
-        """Remove a file as a run wrote it, or ``back_up`` it too.
+    def _clear(self, job: Job, path: Path, settings: str | None = None) -> None:
+        """Remove a file that a run wrote, or keep it aside if it shows captions by other than these settings.
 
-        Any other file stays, or is renamed if the run replaces it.
+        Any other file stays, or is kept aside if the run replaces it.
         """
-        state = self.state(job, path)
-        try:
-            if state == "written" and back_up:
+        state = self.store.state(job, path)
+        with failing_one_clip(path):
+            if self._keeps(state):
+                self._kept[path] = state, job.path
+            elif settings is not None and self._shows_other(job, path, state, settings):
+                self._replaced.append(path)
                 self._back_up(path)
             elif state == "written":
                 self._permissions[path] = permissions(path)
                 path.unlink()
-            elif self._is_kept(state):
-                self._leave(job, path, state)
-            elif state == "edited" or (state == "foreign" and self._existing == "skip"):
+            elif state != "free" and not self._waits(state):
                 self._back_up(path)
-        except OSError as error:
-            raise unwritable_error(path, error, ONE_CLIP) from None
 
     def _back_up(self, path: Path) -> None:
         if path.is_file():
@@ -184,25 +139,20 @@ class ClipFiles(Renderer):
 
     def _write(self, job: Job, settings: str, several: Sequence[SidecarNames]) -> None:
         """Write missing files once all parts of the clip are recorded."""
-        wanted = [names for names in several if names.path(job) not in self._unreplaced]
+        wanted = [names for names in several if names.path(job) not in self._kept]
         records = self._records(job, settings) if wanted else []
         for names in wanted if records else ():
             content, path = names.form.document(records), names.path(job)
             if content is None:
                 continue
-            data = encode_line(content)
-            if self._replaces_foreign(job, path):  # not before its record, which keeps its text
-                try:
+            data, state = encode_line(content), self.store.state(job, path)
+            with failing_one_clip(path):
+                if self._waits(state):
                     self._back_up(path)
-                except OSError as error:
-                    raise unwritable_error(path, error, ONE_CLIP) from None
             self._mark(job, path, len(data), hashlib.sha256(data).hexdigest(), settings, names.form.name)
-            try:
+            with failing_one_clip(path):
                 make_folder(path.parent)
                 write_whole(path, data, mode=self._permissions.get(path))
-            except OutputError as error:  # the record is in the journal
-                hint = "run the same command again once it can be; nothing is captioned twice"
-                raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
 
     def _records(self, job: Job, settings: str) -> list[RecordDict]:
         """Return the records in a clip's files; none while some are missing."""
@@ -217,9 +167,9 @@ class ClipFiles(Renderer):
 
     def finish(self, *, complete: bool) -> list[str]:
         notes = []
-        edited = [path for path, state in self._unreplaced.items() if state == "edited"]
-        links = [path for path in self._unreplaced if path.is_symlink()]
-        foreign = [path for path, state in self._unreplaced.items() if state == "foreign" and path not in links]
+        links = [path for path in self._kept if path.is_symlink()]
+        edited = [path for path, (state, _) in self._kept.items() if state == "edited"]
+        foreign = [path for path in self._kept if path not in (*links, *edited)]
         for left, one, several in (
             (edited, "1 edited file was", "edited files were"),
             (foreign, "1 file that no run wrote was", "files that no run wrote were"),
@@ -229,9 +179,9 @@ class ClipFiles(Renderer):
                 notes.append(f"{one if len(left) == 1 else f'{len(left)} {several}'} kept: {_shorten(left)}")
             if left and left is edited:
                 notes[-1] += "; move one away to have it written again"
-        if clips := len(self._unreplaced_clips["foreign"]):
+        if clips := {clip for state, clip in self._kept.values() if state == "foreign"}:
             them = "it" if len(foreign) + len(links) == 1 else "them"
-            notes[-1] += f"; --existing replace replaces {them} ({counted(clips, 'clip')}), keeping FILE~"
+            notes[-1] += f"; --existing replace replaces {them} ({counted(len(clips), 'clip')}), keeping FILE~"
         if self._replaced:
             count = counted(len(self._replaced), "file")
             notes.append(
@@ -241,15 +191,6 @@ class ClipFiles(Renderer):
         if self._backups:
             notes.append(f"files that were there before are kept as {_shorten(self._backups)}")
         return notes
-
-
-def _read_text(path: Path) -> str:
-    """Return the text of a caption file, without blanks around it."""
-    try:
-        return read_text(path, LONGEST_PROMPT, str(path)).strip()
-    except UsageError as error:
-        hint = error.hint or "convert it, or give --existing replace"
-        raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
 
 
 def _shorten(paths: Sequence[Path]) -> str:

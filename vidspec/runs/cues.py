@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 
 from vidspec.events.record import RecordDict
 from vidspec.runs.formats.base import one_line_caption, time_range
 from vidspec.runs.timed_events import timed_events
-
-__all__ = ["escape_cue", "subtitle_cues"]
 
 #: Maximum lines of a subtitle, and characters per line.
 LINES, WIDTH = 2, 42
@@ -46,3 +44,8 @@ def _split(start_s: float, end_s: float, text: str) -> list[tuple[int, int, str]
 def escape_cue(text: str, escape: Callable[[str], str]) -> str:
     """Escape each line of a cue of :func:`subtitle_cues`, after wrapping."""
     return "\n".join(map(escape, text.split("\n")))
+
+
+def join_cues(texts: Iterable[str]) -> str:
+    """Return the caption that cues hold, on one line."""
+    return " ".join(" ".join(texts).split())

@@ -227,7 +227,7 @@ def check_files(spec: RunSpec, renderers: Sequence[Renderer], entries: Sequence[
     from vidspec.runs.part_files import PartFiles
     from vidspec.runs.run_file import RunFile
     from vidspec.runs.segment_files import SegmentFiles
-    from vidspec.runs.store.file_states import hidden_journal
+    from vidspec.runs.store.file_marks import hidden_journal
     from vidspec.runs.stores import is_url
     from vidspec.runs.writers import FileLines, Stream
 

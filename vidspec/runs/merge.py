@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from vidspec.errors import UsageError, option
 from vidspec.events.record import checking_records
-from vidspec.files import back_up, backup_of, behind_link, check_output, encode_line, replacing
+from vidspec.files import back_up, backup_of, behind_link, check_output, encode_line
 from vidspec.runs.formats.base import OutputFormat
-from vidspec.runs.run_file import appended_lines
+from vidspec.runs.run_file import edited_error, write_marked
 from vidspec.runs.store.caption_set import HeldRecords
-from vidspec.runs.store.file_states import FileMark, FileMarks, FileState, KnownFiles, hidden_journal
+from vidspec.runs.store.file_marks import hidden_journal
 from vidspec.runs.store.journal import Journal, lock_file, unwritable_error
-
-__all__ = ["check_merged", "merged_paths", "render_records", "write_merged"]
+from vidspec.runs.store.known_journals import KnownJournals
 
 
 def render_records(records: HeldRecords, form: OutputFormat) -> Iterator[bytes]:
@@ -63,8 +62,9 @@ def check_merged(path: Path, form: OutputFormat) -> None:
     Raises:
         UsageError: it is not.
     """
-    ours = bool(FileMarks.read(hidden_journal(path)).of(path))
-    check_output(path, (), "--output", None if ours else form.replaceable)
+    known = KnownJournals().read(hidden_journal(path))
+    is_ours = known is not None and bool(known.index.marks.of(path))
+    check_output(path, (), "--output", None if is_ours else form.replaceable)
 
 
 def write_merged(path: Path, content: Iterable[bytes], form: OutputFormat) -> Path | None:
@@ -74,42 +74,30 @@ def write_merged(path: Path, content: Iterable[bytes], form: OutputFormat) -> Pa
         UsageError: a run is writing it, or it was edited since it was written.
         OutputError: it cannot be written.
     """
+    backup: list[Path | None] = []
 
-    def appended(marks: FileMarks, mark: FileMark) -> bytes:
-        return appended_lines(Journal(marks.journal, read_only=True), mark, form)
+    def mark(part: Path, size: int, sha256: str) -> None:
+        if form.replaceable is OutputFormat.replaceable:  # its content does not tell that it is ours
+            with closing(Journal(hidden_journal(path))) as journal:
+                journal.mark(path, size, sha256)
+                journal.compact([])
+        backup.append(back_up(target) if state != "written" and _loses_lines(path, part) else None)
 
+    target = behind_link(path)
     with lock_file(Path(os.path.realpath(path)), path):
-        state = KnownFiles().state(path, appended, named=True)
+        state = KnownJournals().state(path, form=form, named=True)
         if state == "edited":
-            hint = f"name another file, or move this one to {backup_of(behind_link(path))}"
-            raise UsageError(f"{path}: was edited since a run wrote it, and is left alone", hint=hint)
+            raise edited_error(path, f"name another file, or move this one to {backup_of(target)}")
         try:
-            with replacing(target := behind_link(path)) as file:
-                digest, size = hashlib.sha256(), 0
-                for piece in content:
-                    digest.update(piece)
-                    size += file.write(piece)
-                file.flush()
-                if form.replaceable is OutputFormat.replaceable:
-                    _mark(path, size, digest.hexdigest())
-                return back_up(target) if _loses_lines(path, Path(file.name), state) else None
+            write_marked(target, content, mark)
         except OSError as error:
             raise unwritable_error(path, error) from None
+    return backup[0]
 
 
-def _mark(path: Path, size: int, sha256: str) -> None:
-    """Mark a file whose content does not tell that it is ours: the same command may replace it while it is as it is."""
-    journal = Journal(hidden_journal(path))
-    try:
-        journal.mark(path, size, sha256)
-        journal.compact([])
-    finally:
-        journal.close()
-
-
-def _loses_lines(old: Path, new: Path, state: FileState) -> bool:
+def _loses_lines(old: Path, new: Path) -> bool:
     """Return True if a line with a caption is not in the new file; both are in the order of a merge."""
-    if state == "written" or not old.is_file():
+    if not old.is_file():
         return False
     with old.open("rb") as before, new.open("rb") as after:
         return any(b'"caption": null' not in line and line not in after for line in before)

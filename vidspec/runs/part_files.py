@@ -19,7 +19,7 @@ from vidspec.files import back_up
 from vidspec.runs.formats.base import PartFormat, PartSummary
 from vidspec.runs.job import Job
 from vidspec.runs.renderers import ONE_CLIP, Renderer, make_folder
-from vidspec.runs.store.file_states import hidden_journal
+from vidspec.runs.store.file_marks import hidden_journal
 from vidspec.runs.store.records import clip_id
 from vidspec.runs.stores import back_up_url, is_url, join_url, list_names, open_url, retry, write_url
 
@@ -116,7 +116,8 @@ class PartFiles(Renderer):
         self.store.journals.of(shard)
         name = self.name(shard.path)
         earlier = self._read(name, lambda file: [*self.form.read_records(file)]) if shard.path in self._earlier else []
-        edited = self.store.journals.adopt((one for one in earlier if one["error"] is None), shard, edits=True)
+        captioned = ((None, one) for one in earlier if one["error"] is None)
+        edited = self.store.journals.add_missing(captioned, shard, edits=True)
         if edited and (moved := back_up_url(name) if is_url(name) else back_up(Path(name))) is not None:
             self._notes.append(f"{name}: was edited, and is now {moved}")
 

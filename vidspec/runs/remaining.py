@@ -171,9 +171,10 @@ def _plan_job(job: Job, store: RunStore, spec: RunSpec, profile: Profile, tally:
     if store.leaves(job):
         tally.kept += 1
         return False
-    job.done = {one: raw_caption(parts[one].record()) for one in done}
-    if (existing := store.existing_text(job)) or job.existing is None:  # else the text beside it in its shard
-        job.existing = existing
+    texts = {number: store.own_text(job.part(number, parts[number].segments or 1)) for number in done}
+    job.done = {n: raw_caption(parts[n].record()) if text is None else text for n, text in texts.items()}
+    if spec.existing == "use" and ((text := store.existing_text(job)) or job.existing is None):
+        job.existing = text  # else the one beside it in its shard
     return True
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,12 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vidspec.errors import OutputError
 from vidspec.events.record import RecordDict
 from vidspec.runs.job import Job
+from vidspec.runs.store.journal import unwritable_error
 from vidspec.runs.store.journal_index import JournalEntry
 
 if TYPE_CHECKING:
     from vidspec.runs.run_store import RunStore
-
-__all__ = ["ONE_CLIP", "PendingFile", "Renderer", "in_order", "make_folder"]
 
 #: Kind of an OutputError that concerns one clip; after any other kind nothing more can be written.
 ONE_CLIP = "sidecar"
@@ -67,13 +67,9 @@ class Renderer:
         """Return True if all files of a clip exist and must not be replaced, so that captioning it is useless."""
         return False
 
-    def existing_text(self, job: Job) -> str | None:
-        """Return the text of a caption file that no run wrote, empty if there is none; None if the run uses none.
-
-        Raises:
-            OutputError: of kind :data:`ONE_CLIP`; the file cannot be read.
-        """
-        return None
+    def caption_files(self, job: Job) -> dict[Path, str]:
+        """Return the files that hold the caption of a clip or its segment and nothing else, with their formats."""
+        return {}
 
     def prepare(self, job: Job, record: RecordDict) -> None:
         """Prepare for a record that is about to be kept; raises as :meth:`add`."""
@@ -88,10 +84,6 @@ class Renderer:
 
     def restore(self, job: Job, settings: str) -> None:
         """Show a clip that needs no captioning, where it is missing."""
-
-    def listed(self, records: Iterable[RecordDict]) -> Iterable[RecordDict]:
-        """Return records as a list of files names them: those that this renderer writes, if it writes any."""
-        return records
 
     def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
         """Return the effect of a run on existing files, for a clip that it would caption or, if not, finds done."""
@@ -108,6 +100,18 @@ class Renderer:
 def in_order(parts: Mapping[int | None, JournalEntry]) -> list[JournalEntry]:
     """Return a clip's records in the order of its segments."""
     return sorted(parts.values(), key=lambda one: one.segment or 0)
+
+
+@contextlib.contextmanager
+def failing_one_clip(path: Path | str) -> Iterator[None]:
+    """Make errors of a clip's file concern this clip alone: its record is in the journal."""
+    try:
+        yield
+    except OSError as error:
+        raise unwritable_error(path, error, ONE_CLIP) from None
+    except OutputError as error:
+        hint = "run the same command again once it can be; nothing is captioned twice"
+        raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
 
 
 def make_folder(folder: Path) -> None:

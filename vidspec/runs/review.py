@@ -22,27 +22,20 @@ from vidspec.errors import OutputError, UsageError, VidspecError, option
 from vidspec.escaping import one_line
 from vidspec.events.record import RecordDict, checking_records
 from vidspec.files import decode_text, encode_line, read_whole, write_whole
+from vidspec.runs.clip_files import ClipFiles
 from vidspec.runs.job import Job, prompt_of, questions_of
 from vidspec.runs.planning import RunPlan
 from vidspec.runs.renderers import in_order, make_folder
 from vidspec.runs.run_settings import profile_keys
 from vidspec.runs.sources.base import is_shard
 from vidspec.runs.store.caption_set import CaptionState, caption_state
-from vidspec.runs.store.file_states import ChangedFiles, FileMarks, KnownFiles, folder_journals
-from vidspec.runs.store.journal import Journal, JournalEntry, lock_file
+from vidspec.runs.store.file_marks import folder_journals
+from vidspec.runs.store.journal import JournalEntry, lock_file
+from vidspec.runs.store.known_journals import KnownJournals
 from vidspec.runs.store.records import FileContent, clip_id, record_of
 from vidspec.runs.store.run_lines import CaptionRun
 from vidspec.runs.store.sidecars import JournalFinder, SidecarNames
 from vidspec.runs.stores import is_url
-
-__all__ = [
-    "CaptionFiles",
-    "ChangedOnDiskError",
-    "RepeatedRun",
-    "ReviewedClip",
-    "check_reviewable",
-    "review_rows",
-]
 
 #: Texts that may end a caption file. One of them differs from all that runs wrote, of which a journal knows two.
 _ENDINGS = ("\n", "", "\n\n")
@@ -110,10 +103,7 @@ def check_reviewable(planned: RunPlan) -> SidecarNames:
     Raises:
         UsageError: clips have no text file of their own, or are not files of this machine.
     """
-    from vidspec.runs.clip_files import ClipFiles
-    from vidspec.runs.segment_files import SegmentFiles
-
-    files = [one for one in planned.renderers if isinstance(one, ClipFiles) and not isinstance(one, SegmentFiles)]
+    files = [one for one in planned.renderers if isinstance(one, ClipFiles) and not one.of_segments]
     several = [names for one in files for names in one.names]
     if len(several) != 1 or len(planned.renderers) != 1 or several[0].form.suffix == ".json":
         message = f"{option('format', planned.spec.format)}: review edits one file of text for each clip"
@@ -145,8 +135,7 @@ class CaptionFiles:
         self._runs: dict[str, tuple[RunSpec, Profile]] = {}  # by digest of their description
         self._saved: dict[int, tuple[str, bytes | None]] = {}  # version, and bytes before, by place in jobs
         self._saving = threading.Lock()
-        self._marks = ChangedFiles(FileMarks.read)
-        self._journals = ChangedFiles(lambda path: Journal(path, read_only=True))
+        self._known = KnownJournals()
 
     def repeated(self, clip: ReviewedClip, prompt: str | None = None) -> RepeatedRun:
         """Return the run that captions a clip again: that of its caption, with another prompt if one is given.
@@ -192,14 +181,16 @@ class CaptionFiles:
 
     def read(self) -> Iterator[ReviewedClip]:
         """Yield all clips with their files as they are now."""
-        known, find = KnownFiles(self._marks), self._finder()
-        for job in self.jobs:
-            yield self._read(job, known, self._journals(find(job)))
+        self._known.refresh()
+        find = JournalFinder(self._names, self._known)
+        return (self._read(job, find) for job in self.jobs)
 
-    def _finder(self) -> JournalFinder:
-        return JournalFinder(self._names, read=self._marks)
+    def clip(self, number: int) -> ReviewedClip:
+        """Return a clip with its file as it is now; ``number`` counts from 0."""
+        self._known.refresh()
+        return self._read(self.jobs[number], JournalFinder(self._names, self._known))
 
-    def _read(self, job: Job, known: KnownFiles, journal: Journal) -> ReviewedClip:
+    def _read(self, job: Job, find: JournalFinder) -> ReviewedClip:
         file = self._names.path(job)
         content, text, trouble = b"", None, ""
         try:
@@ -209,25 +200,22 @@ class CaptionFiles:
             trouble = f"{file}: is not UTF-8 text"
         except UsageError as error:
             trouble = error.message
-        found, mark = known.state(file), journal.index.marks.latest(file)
-        version = hashlib.sha256(content).hexdigest() if content else ""
-        parts = {} if mark is None or mark.settings is None else journal.index.parts(clip_id(job), mark.settings)
-        entries = in_order(parts)
-        state = caption_state(file, found, journal.index.marks.of(file), entries)
+        marks, nearest = self._known.marks(file), self._known.read(find(job))
+        run = None if nearest is None else nearest.runs.latest
+        entries: list[JournalEntry] = []
+        for journal, mark in marks[-1:]:
+            if mark.settings is not None:
+                entries = in_order(journal.index.parts(clip_id(job), mark.settings))
+                run = journal.runs.of(mark.settings)
+        state = caption_state(file, self._known.state(file), [mark for _, mark in marks], entries)
         record = None
         try:
             with checking_records("review"):
                 record = _record_of_file(entries)
         except UsageError as error:
             trouble = trouble or error.message
-        settings = None if mark is None else mark.settings
-        run = journal.runs.of(settings) if settings is not None else journal.runs.latest
+        version = hashlib.sha256(content).hexdigest() if content else ""
         return ReviewedClip(job, file, state, text, version, trouble, record, run)
-
-    def clip(self, number: int) -> ReviewedClip:
-        """Return a clip with its file as it is now; ``number`` counts from 0."""
-        job = self.jobs[number]
-        return self._read(job, KnownFiles(self._marks), self._journals(self._finder()(job)))
 
     def save(self, number: int, text: str, version: str) -> ReviewedClip:
         """Write a text of a person into a clip's file and return that; no later run overwrites it unasked.
@@ -246,12 +234,12 @@ class CaptionFiles:
         file = self._names.path(job)
         if len(encode_line(text)) >= LONGEST_PROMPT:
             raise UsageError(f"{file}: a caption may have at most {LONGEST_PROMPT >> 20} MiB")
-        with self._changing(number, version) as known:
+        with self._changing(number, version):
             before = _content(file) if file.exists() else None
             make_folder(file.parent)
             for ending in _ENDINGS:
                 write_whole(file, text + ending)
-                if known.state(file) in ("edited", "foreign"):
+                if self._known.state(file) in ("edited", "foreign"):
                     break
             now = self.clip(number)
             self._saved[number] = now.version, before
@@ -272,28 +260,23 @@ class CaptionFiles:
             return self.clip(number)
 
     @contextmanager
-    def _changing(self, number: int, version: str) -> Iterator[KnownFiles]:
-        """Lock a clip's file for a change of what a person saw as ``version``."""
-        job = self.jobs[number]
-        with self._saving, self._no_run(job):
-            known = KnownFiles(self._marks)
-            now = self._read(job, known, self._journals(self._finder()(job)))
+    def _changing(self, number: int, version: str) -> Iterator[None]:
+        """Lock a clip's file for a change of what a person saw as ``version``, and the journals of its folder.
+
+        A run that writes the file meanwhile would not see it edited.
+        """
+        own = JournalFinder(self._names, self._known)(self.jobs[number])
+        make_folder(own.parent)
+        with self._saving, ExitStack() as stack:
+            for path in sorted({own, *folder_journals(own.parent)}):
+                stack.callback(lock_file(Path(os.path.realpath(path.parent), path.name), path).release)
+            now = self.clip(number)
             if now.text is None:
                 raise UsageError(f"{now.trouble}, and was not replaced")
             if now.file.is_symlink():
                 raise UsageError(f"{now.file}: is a link, and was not replaced", hint="edit what it points to")
             if now.version != version:
                 raise ChangedOnDiskError(now)
-            yield known
-
-    @contextmanager
-    def _no_run(self, job: Job) -> Iterator[None]:
-        """Lock the journals of a clip's folder: a run that writes a file meanwhile would not see it edited."""
-        own = self._finder()(job)
-        make_folder(own.parent)
-        with ExitStack() as stack:
-            for path in sorted({own, *folder_journals(own.parent)}):
-                stack.callback(lock_file(Path(os.path.realpath(path.parent), path.name), path).release)
             yield
 
 

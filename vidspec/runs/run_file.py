@@ -5,24 +5,23 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vidspec.errors import OutputError, UsageError, option
 from vidspec.events.record import RecordDict
-from vidspec.files import back_up, backup_of, behind_link, encode_line, open_own, write_whole
+from vidspec.files import back_up, backup_of, behind_link, encode_line, open_own, replacing
 from vidspec.runs.formats.base import OutputFormat, format_names, make_format
 from vidspec.runs.job import Job
 from vidspec.runs.renderers import Renderer
-from vidspec.runs.store.file_states import FileMark, FileState, file_state, hidden_journal
+from vidspec.runs.store.file_marks import hidden_journal
 from vidspec.runs.store.journal import Journal, is_same_file, missing_file_error, unwritable_error
+from vidspec.runs.store.known_journals import FileState
 from vidspec.runs.store.records import clip_id
 
 if TYPE_CHECKING:
     from vidspec.runs.run_store import RunStore
-
-__all__ = ["RunFile", "appended_lines"]
 
 
 class RunFile(Renderer):
@@ -57,23 +56,18 @@ class RunFile(Renderer):
             if not store.overwrite:
                 self._reject_other_records(journal)
             return
-        sources = [journal]
-        earlier = hidden_journal(self.path)
-        if earlier != store.journals.path() and (old := Journal(earlier, read_only=True)).index.entries:
-            sources.append(old)  # records of a run with fewer formats
-        known = {one.index.marks: one for one in sources}
-        state = file_state(
-            self.path, known, lambda marks, mark: appended_lines(known[marks], mark, self.form), named=True
-        )
+        earlier = hidden_journal(self.path)  # of a run with fewer formats
+        old = None if earlier == store.journals.path() else store.known.read(earlier)
+        state = store.known.state(self.path, [journal], self.form, named=True)
         self._replaceable = not store.overwrite and state in ("free", "written")
         if not (self._replaceable or store.overwrite or self._is_torn(journal)):
             file = Journal(self.path, visible=True, read_only=True) if self.form.is_journal else None
             if file is None or file.foreign:
                 raise self._refusal(state)
-            self._replaceable = not self._adopt(file)
-        for old in sources[1:]:
+            self._replaceable = not store.journals.adopt(file)
+        if old is not None and old.index.entries:
             if not store.overwrite:
-                self._adopt(old)
+                store.journals.adopt(old)
             if not store.read_only:
                 back_up(earlier)
 
@@ -84,18 +78,6 @@ class RunFile(Renderer):
             return bool(shown) and (shown.startswith(found) or found.startswith(shown))
         return shown.startswith(found) and not found.endswith(b"\n")
 
-    def _adopt(self, source: Journal) -> bool:
-        """Take over what the journal lacks; return True if the file has captions that it would not show again.
-
-        Captions that differ count if they come from the file itself.
-        """
-        if not self.store.read_only:
-            return self.store.journals.adopt(source.records(), runs=source.runs, edits=source.shown == self.path)
-        index = self.store.journals.of().index
-        for entry in [one for one in source.index.current() if not index.parts(one.clip, one.settings)]:
-            index.add(source, entry.offset, entry.length, entry.record())
-        return False
-
     def _refusal(self, state: FileState) -> UsageError:
         """Return the error of a file that this run may neither continue nor replace."""
         keeping = f"--overwrite replaces it, keeping {backup_of(self._target)}"
@@ -103,7 +85,7 @@ class RunFile(Renderer):
             hint = (
                 f"{keeping}, and starts over; or move it away, and the same command writes it again without captioning"
             )
-            return UsageError(f"{self.path}: was edited since a run wrote it, and is left alone", hint=hint)
+            return edited_error(self.path, hint)
         hint = f"{keeping}; or name another file"
         return UsageError(f"{self.path}: exists already, and no such run wrote it", hint=hint)
 
@@ -144,9 +126,10 @@ class RunFile(Renderer):
             if self._written is None or self.form.update == "rewrite":
                 self._rewrite()
             else:
-                self._append(_encoded_line(self.form, record))
+                self._append(self.form.line(record))
 
-    def _append(self, line: bytes) -> None:
+    def _append(self, text: str | None) -> None:
+        line = b"" if text is None else encode_line(text + "\n")
         self._check()
         try:
             with open_own(self._target, "ab") as file:
@@ -175,14 +158,16 @@ class RunFile(Renderer):
         self._check()
         content = self._content()
         self._digest, self._size = hashlib.sha256(content), len(content)
-        self._mark()
-        write_whole(self._target, content)
+        try:
+            write_marked(self._target, [content], lambda part, size, digest: self._mark())
+        except OSError as error:
+            raise unwritable_error(self.path, error) from None
         self._written = self.path.stat()
 
     def _content(self) -> bytes:
         """Return the content of the file: the captions of its journal, with the texts that hold now."""
         if self.form.lists_files:
-            return self.form.content(self.store.listed(self.store.captions(settings=self._settings).records))
+            return self.form.content(self.store.captions(settings=self._settings).records.listed(cut=self.store.cuts))
         return self.form.content(self.store.captions().records)
 
     def _mark(self) -> None:
@@ -205,12 +190,26 @@ class RunFile(Renderer):
         return [f"{self.path}: the earlier file is now {self._backup}"] if self._backup else []
 
 
-def appended_lines(journal: Journal, mark: FileMark, form: OutputFormat) -> bytes:
-    """Return what a run appended to a file after a mark in its journal."""
-    return b"".join(_encoded_line(form, record) for record in journal.records_after(mark))
+def write_marked(path: Path, pieces: Iterable[bytes], mark: Callable[[Path, int, str], None]) -> None:
+    """Write or replace a file for all clips, which is marked before it is shown.
+
+    Args:
+        path: the file, no link.
+        pieces: its content.
+        mark: marks it; gets the new file before it replaces the old one, its size, and the hash of its bytes.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with replacing(path) as file:
+        digest, size = hashlib.sha256(), 0
+        for piece in pieces:
+            digest.update(piece)
+            size += file.write(piece)
+        file.flush()
+        mark(Path(file.name), size, digest.hexdigest())
 
 
-def _encoded_line(form: OutputFormat, record: RecordDict) -> bytes:
-    """Return a record as appended to a file; empty for formats that are written whole."""
-    text = form.line(record)
-    return b"" if text is None else encode_line(text + "\n")
+def edited_error(path: Path, hint: str) -> UsageError:
+    """Return the error of a file for all clips that was edited."""
+    return UsageError(f"{path}: was edited since a run wrote it, and is left alone", hint=hint)

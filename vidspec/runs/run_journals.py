@@ -13,10 +13,8 @@ from vidspec.runs.job import Job
 from vidspec.runs.renderers import ONE_CLIP, make_folder
 from vidspec.runs.store.journal import Journal
 from vidspec.runs.store.journal_index import JournalEntry
+from vidspec.runs.store.known_journals import KnownJournals
 from vidspec.runs.store.records import FileContent, clip_id
-from vidspec.runs.store.run_lines import RunLines
-
-__all__ = ["RunJournals", "collecting"]
 
 
 class RunJournals:
@@ -24,6 +22,7 @@ class RunJournals:
 
     Args:
         find: finds the path of the journal of a clip, or of the run; None if no records are kept.
+        known: gets each.
         visible: files that users see.
         measured: records without measurements do not count.
         stored: returns a record as the run's journal keeps it.
@@ -34,6 +33,7 @@ class RunJournals:
     def __init__(
         self,
         find: Callable[[Job | None], Path] | None,
+        known: KnownJournals,
         *,
         visible: Collection[Path],
         measured: bool,
@@ -41,7 +41,8 @@ class RunJournals:
         overwrite: bool,
         read_only: bool,
     ) -> None:
-        self._find, self._visible, self._measured, self._stored = find, visible, measured, stored
+        self._find, self._known, self._visible, self._measured = find, known, visible, measured
+        self._stored = stored
         self._overwrite, self._read_only = overwrite, read_only
         self._journals: dict[Path, Journal] = {}
         self._lost: dict[Path, OutputError] = {}  # journals that cannot be written any more
@@ -80,6 +81,7 @@ class RunJournals:
             self._journals[path] = Journal(
                 path, overwrite=self._overwrite, visible=path in self._visible, read_only=self._read_only
             )
+            self._known.add(self._journals[path])
         return self._journals[path]
 
     def path(self, job: Job | None = None) -> Path:
@@ -106,58 +108,45 @@ class RunJournals:
         """True if a journal cannot be written any more."""
         return bool(self._lost)
 
-    def adopt(
-        self,
-        records: Iterable[RecordDict],
-        job: Job | None = None,
-        *,
-        runs: RunLines | None = None,
-        edits: bool = False,
+    def adopt(self, source: Journal, entries: Iterable[JournalEntry] | None = None) -> bool:
+        """Copy records of another journal, by default all; see :meth:`add_missing`."""
+        wanted = [*(source.index.current() if entries is None else entries)]
+        return self.add_missing(zip(wanted, source.read(wanted), strict=True), edits=source.shown in self._visible)
+
+    def add_missing(
+        self, found: Iterable[tuple[JournalEntry | None, RecordDict]], job: Job | None = None, *, edits: bool = False
     ) -> bool:
-        """Copy to a journal what it lacks; return True if a caption differs, or has no measurements but needs them.
+        """Copy to a journal the records that it lacks; return True if one holds a caption that it will not have.
+
+        That is another caption, or one without measurements where these are needed.
 
         Args:
-            records: those of a file or an earlier journal.
+            found: records, each with its place in another journal if it is there.
             job: clip or shard of the journal; None for the run's.
-            runs: descriptions of their runs.
             edits: captions that differ are edits, and count.
         """
         journal, differ = self.of(job), False
         stored: dict[tuple[str, str], dict[int | None, JournalEntry]] = {}  # of all parts of a clip before any is added
-        for record in records:
+        for entry, record in found:
             about = record["job"]
             clip, segment, segments = (about["clip"], about["settings"]), about.get("segment"), about.get("segments")
             content = FileContent(*(about.get(key) for key in FileContent._fields))
             known = stored.setdefault(clip, dict(journal.index.parts(*clip)))
-            same = known.get(segment)
-            if same is not None and same.content.same(content):
-                whole = same.record()
-                if whole["caption"] != record["caption"] is not None:
+            if (same := known.get(segment)) is not None and same.content.same(content):
+                if (whole := same.record())["caption"] != record["caption"] is not None:
                     differ = True
                     if edits:
                         journal.append({**whole, "caption": record["caption"]})
             elif all(one.segments == segments and one.content.same(content) for one in known.values()):
                 if self._measured and "timings" not in record:
                     differ |= record["caption"] is not None
+                elif self._read_only and entry is not None:
+                    journal.index.add(entry.journal, entry.offset, entry.length, record)
                 else:
-                    if runs is not None and (run := runs.of(clip[1])) is not None:
+                    if entry is not None and (run := entry.journal.runs.of(clip[1])) is not None:
                         journal.describe(clip[1], run)
-                    journal.append(record)
+                    journal.append(self._stored(record), sync=False)  # it is kept elsewhere too
         return differ
-
-    def take_over(self, source: Journal, clip: str, settings: str) -> None:
-        """Copy to the run's journal the records of a clip in another one; none without measurements it needs."""
-        journal = self.of()
-        entries = [*source.index.parts(clip, settings).values()]
-        for entry, record in zip(entries, source.read(entries), strict=True):
-            if self._measured and "timings" not in record:
-                continue
-            if self._read_only:
-                journal.index.add(source, entry.offset, entry.length, record)
-                continue
-            if (run := source.runs.of(settings)) is not None:
-                journal.describe(settings, run)
-            journal.append(self._stored(record), sync=False)  # the source keeps it
 
     def end(self, job: Job) -> None:
         """Remove the journal of a shard that is done."""

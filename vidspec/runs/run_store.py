@@ -11,25 +11,26 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from vidspec.errors import OutputError, UsageError
 from vidspec.events.record import RecordDict
 from vidspec.runs.clip_files import ClipFiles
+from vidspec.runs.formats.base import make_format
 from vidspec.runs.job import Job
 from vidspec.runs.part_files import PartFiles
-from vidspec.runs.renderers import PendingFile, Renderer
+from vidspec.runs.renderers import ONE_CLIP, PendingFile, Renderer
 from vidspec.runs.run_file import RunFile
 from vidspec.runs.run_journals import RunJournals, collecting
 from vidspec.runs.segment_files import SegmentFiles
-from vidspec.runs.store.beside import CaptionsBeside
-from vidspec.runs.store.caption_set import CaptionSet
-from vidspec.runs.store.file_states import FileMarks, hidden_journal
-from vidspec.runs.store.journal import lock_file
+from vidspec.runs.store.caption_set import CaptionSet, read_caption
+from vidspec.runs.store.file_marks import hidden_journal
+from vidspec.runs.store.journal import Journal, lock_file
 from vidspec.runs.store.journal_index import JournalEntry
+from vidspec.runs.store.known_journals import FileState, KnownJournals
 from vidspec.runs.store.records import clip_id, lean_record
 from vidspec.runs.store.run_lines import CaptionRun
-from vidspec.runs.store.sidecars import JournalFinder
+from vidspec.runs.store.sidecars import JournalFinder, SidecarNames
+from vidspec.runs.stores import is_url
 from vidspec.runs.writers import Stream
-
-__all__ = ["RunStore"]
 
 
 class RunStore:
@@ -60,12 +61,17 @@ class RunStore:
         self.renderers, self.overwrite, self.read_only = tuple(renderers), overwrite, read_only
         self._run, self._jobs = run, tuple(jobs)
         files = [one for one in self.renderers if isinstance(one, RunFile)]
-        find = _journal_place(self.renderers, label)
-        takes_over = self.renderers and all(isinstance(one, RunFile | SegmentFiles) for one in self.renderers)
-        self._beside = CaptionsBeside() if takes_over and not overwrite else None
+        self.known = KnownJournals()
+        find = _journal_place(self.renderers, label, self.known)
+        self.cuts = any(isinstance(one, SegmentFiles) for one in self.renderers)
+        #: Finds captions that other runs left in the clips' own folders, of a run that writes no files there.
+        self._beside: JournalFinder | None = None
+        if self.renderers and not overwrite and all(isinstance(one, RunFile | SegmentFiles) for one in self.renderers):
+            self._beside = JournalFinder(SidecarNames(make_format("txt"), None, None, ""), self.known)
         self._file_journal = find(None) if find is not None and files else None
         self.journals = RunJournals(
             find,
+            self.known,
             visible={one.path for one in files},
             measured=any(one.form.measured for one in files),
             stored=self._stored,
@@ -99,19 +105,62 @@ class RunStore:
         """Return the records of a clip under these settings, by segment, those in the clip's own folder too."""
         if not self.journals:
             return {}
-        parts = self.journals.of(job).index.parts(clip_id(job), settings)
-        if parts or self._beside is None or (beside := self._beside.journal(job)) is None:
-            return parts
-        if beside.index.parts(clip_id(job), settings):
-            self.journals.take_over(beside, clip_id(job), settings)
-        return self.journals.of(job).index.parts(clip_id(job), settings)
+        journal, clip = self.journals.of(job), clip_id(job)
+        if not journal.index.parts(clip, settings) and (beside := self._journal_beside(job)) is not None:
+            self.journals.adopt(beside, beside.index.parts(clip, settings).values())
+        return journal.index.parts(clip, settings)
+
+    def _journal_beside(self, job: Job) -> Journal | None:
+        """Return the journal of a clip's own folder, of a run that takes captions from there; None if there is none."""
+        if self._beside is None or job.shard is not None or is_url(job.path):
+            return None
+        return self.known.read(self._beside(job))
+
+    def state(self, job: Job, path: Path) -> FileState:
+        """Return the state of a file of a clip."""
+        return self.known.state(path, [self.journals.of(job)])
+
+    def caption_files(self, job: Job) -> dict[Path, str]:
+        """Return the files that hold the caption of a clip or segment, of this run or beside it, with their formats."""
+        files = {path: form for one in self.renderers for path, form in one.caption_files(job).items()}
+        if self._beside is not None and job.segment is None and (beside := self._journal_beside(job)) is not None:
+            files |= {self._beside.names.path(job): "txt"} | beside.index.marks.caption_files(clip_id(job))
+        return files
+
+    def own_text(self, job: Job) -> str | None:
+        """Return the text of a caption file that was edited or that no run wrote; None if there is none.
+
+        Raises:
+            OutputError: of kind :data:`ONE_CLIP`; the file cannot be read.
+        """
+        for path, form in self.caption_files(job).items():
+            if self.state(job, path) in ("edited", "foreign"):
+                try:
+                    return read_caption(path, form)
+                except UsageError as error:
+                    hint = error.hint or "convert it, or give --existing replace"
+                    raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
+        return None
+
+    def existing_text(self, job: Job) -> str:
+        """Return the text of a caption file that no run wrote, also after it was replaced; empty if there is none.
+
+        Raises:
+            OutputError: as :meth:`own_text` does.
+        """
+        if (text := self.own_text(job)) is not None:
+            return text
+        path = self.journals.path(job)
+        several = [self.journals.of(job), *self.known.around(path)]
+        return next((one.index.existing[clip_id(job)] for one in several if clip_id(job) in one.index.existing), "")
 
     def has_own_text(self, job: Job) -> bool:
         """Return True if a clip has a caption file of this run or beside it that was edited, or that no run wrote."""
-        if self.overwrite or job.shard is not None:
-            return False
-        states = [one.state(job, path) for one in self._clip_files for path in one.text_paths(job)]
-        states += [self._beside.state(job)] if self._beside is not None else []
+        states = (
+            []
+            if self.overwrite or job.shard is not None
+            else [self.state(job, path) for path in self.caption_files(job)]
+        )
         return any(state in ("edited", "foreign") for state in states)
 
     @property
@@ -127,23 +176,15 @@ class RunStore:
         Args:
             settings: by clip, those of which a list has the caption; None to take all captionings.
         """
-        files = [(job, path) for one in self._clip_files for job in self._jobs for path in one.text_paths(job)]
-        marks = [marks for one in self._clip_files for marks in one.other_marks]
-        if self._beside is not None:
-            files += self._beside.files(self._jobs)
-            marks += self._beside.marks
+        wanted = self._jobs if settings is not None else ()
         return CaptionSet(
             [self.journals.of()],
-            files if settings is not None else (),
-            marks=marks,
+            self.known,
+            ((job, path, form) for job in wanted for path, form in self.caption_files(job).items()),
             one_each=settings is not None,
             settings=settings,
             order=[*map(clip_id, self._jobs)],
         )
-
-    @property
-    def _clip_files(self) -> list[ClipFiles]:
-        return [one for one in self.renderers if isinstance(one, ClipFiles)]
 
     def check(self, job: Job) -> None:
         """Check before a clip is captioned that its record can be written.
@@ -159,10 +200,6 @@ class RunStore:
     def leaves(self, job: Job) -> bool:
         """Return True if all files of a clip exist and must not be replaced, so that captioning it is useless."""
         return bool(self.renderers) and all([one.leaves(job) for one in self.renderers])
-
-    def existing_text(self, job: Job) -> str | None:
-        """Return the text of a caption file that no run wrote, see :meth:`Renderer.existing_text`."""
-        return next((text for one in self.renderers if (text := one.existing_text(job)) is not None), None)
 
     def file_changes(self, job: Job, settings: str, *, captioned: bool) -> dict[Path, str]:
         """Return the effect of a run on existing files, see :meth:`Renderer.file_changes`."""
@@ -203,12 +240,6 @@ class RunStore:
                 return one.form.stored(record)
         return record
 
-    def listed(self, records: Iterable[RecordDict]) -> Iterable[RecordDict]:
-        """Return records as a list of files names them, see :meth:`Renderer.listed`."""
-        for one in self.renderers:
-            records = one.listed(records)
-        return records
-
     def restore(self, job: Job, settings: str) -> None:
         """Show a clip that needs no captioning, where it is missing."""
         for one in () if self.read_only else self.renderers:
@@ -230,14 +261,16 @@ class RunStore:
         return notes
 
 
-def _journal_place(renderers: Sequence[Renderer], label: str) -> Callable[[Job | None], Path] | None:
+def _journal_place(
+    renderers: Sequence[Renderer], label: str, known: KnownJournals
+) -> Callable[[Job | None], Path] | None:
     """Return the function that finds the journal of a clip, or of the run; None if nothing is kept."""
     files = [one for one in renderers if isinstance(one, RunFile)]
     for one in renderers:
         if isinstance(one, PartFiles):
             return one.journal_path
         if isinstance(one, ClipFiles) and not (files and one.names[0].folder is None):
-            return JournalFinder(one.names[0], label)
+            return JournalFinder(one.names[0], known, label)
         if isinstance(one, ClipFiles):
             path = files[0].path.with_name(f".vidspec{label}.jsonl")
             return lambda job: path
@@ -246,12 +279,12 @@ def _journal_place(renderers: Sequence[Renderer], label: str) -> Callable[[Job |
     if len(files) == 1 and files[0].form.is_journal:
         path = files[0].path
     else:
-        path = _hidden_journal(next((one.path for one in files if not one.form.is_journal), files[0].path))
+        path = _hidden_journal(next((one.path for one in files if not one.form.is_journal), files[0].path), known)
     return lambda job: path
 
 
-def _hidden_journal(path: Path) -> Path:
+def _hidden_journal(path: Path, known: KnownJournals) -> Path:
     """Return the hidden journal of a file: its own, unless a run with more files wrote it from another."""
     own = hidden_journal(path)
     others = () if own.exists() else sorted(path.parent.glob(".*vidspec*.jsonl"))
-    return next((one for one in others if FileMarks.read(one).of(path)), own)
+    return next((one for one in others if (found := known.read(one)) and found.index.marks.of(path)), own)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -21,19 +21,17 @@ from vidspec.events.record import RecordDict
 from vidspec.events.tally import counted
 from vidspec.runs.allowance import fetch_limits
 from vidspec.runs.clip_files import ClipFiles
-from vidspec.runs.formats.base import flat_record, segment_of
+from vidspec.runs.formats.base import flat_record
 from vidspec.runs.job import Job
 from vidspec.runs.reader import ClipReader
 from vidspec.runs.renderers import ONE_CLIP, PendingFile, make_folder
 from vidspec.runs.sources.base import ClipOpener
 from vidspec.runs.store.journal import unwritable_error
-from vidspec.runs.store.segment_videos import SegmentVideos, segment_bounds
+from vidspec.runs.store.segment_videos import segment_bounds
 from vidspec.runs.store.sidecars import SegmentNames, SidecarNames
 
 if TYPE_CHECKING:
     from vidspec.video.cutting import CutKind
-
-__all__ = ["SegmentFiles"]
 
 
 class _WrittenVideo(NamedTuple):
@@ -70,6 +68,8 @@ class SegmentFiles(ClipFiles):
         profile: of its captioner.
     """
 
+    of_segments = True
+
     def __init__(self, names: SegmentNames, existing: ExistingFiles, spec: RunSpec, profile: Profile) -> None:
         super().__init__((names,), existing)
         self._segment_names, self._allow_damaged = names, profile.video.allow_damaged
@@ -78,9 +78,6 @@ class SegmentFiles(ClipFiles):
         self._writer = ThreadPoolExecutor(1, "vidspec-cut")
         self._cuts: dict[Path, _Cut] = {}  # of this run's segments, until they are shown
         self._begun: set[Path] = set()  # videos of this run's segments
-
-    def text_paths(self, job: Job) -> list[Path]:
-        return []  # a whole clip has none
 
     @property
     def place(self) -> str:
@@ -117,16 +114,16 @@ class SegmentFiles(ClipFiles):
         for one in segments:
             if self._segment_names.video(one) not in self._begun:
                 super().restore(one, settings)
-        self._remove_after(job, len(segments))
+        self._remove_after(job, len(segments), settings)
 
-    def _remove_after(self, job: Job, segments: int) -> None:
+    def _remove_after(self, job: Job, segments: int, settings: str) -> None:
         """Remove the files that an earlier run with more segments wrote."""
         for number in count(segments) if segments else ():
             one = replace(job, segment=number, planned=job.planned_job)
             if not any(map(os.path.lexists, paths := (self.names[0].path(one), self._segment_names.video(one)))):
                 return
             for path in paths:
-                self._clear(one, path, back_up=path.suffix == ".txt")
+                self._clear(one, path, settings if path.suffix == ".txt" else None)
 
     def _segments(self, job: Job, settings: str) -> Iterator[Job]:
         """Yield the recorded segments of a clip."""
@@ -158,14 +155,14 @@ class SegmentFiles(ClipFiles):
         if mark is not None and mark.settings == bounds and video.exists():
             super()._write(job, settings, captions)
             return None
-        state = self.state(job, text)
-        if self._is_kept(state) and (state == "foreign" or video.exists()):  # a caption of another segment
-            self._leave(job, text, state)
+        state = self.store.state(job, text)
+        if self._keeps(state) and (state == "foreign" or video.exists()):  # a caption of another segment
+            self._kept[text] = state, job.path
             return None
         self._clear(job, video)
-        if self._replaces_foreign(job, video):
+        if self._waits(self.store.state(job, video)):
             self._back_up(video)
-        if video in self._unreplaced:
+        if video in self._kept:
             return None
         part = video.with_name(f".{video.name}.part")
         return _Cut(job, settings, captions, bounds, video, part, self._writer.submit(self._write_video, job, part))
@@ -201,13 +198,6 @@ class SegmentFiles(ClipFiles):
         finally:
             _remove(cut.part)
         self._kinds[written.kind] += 1
-
-    def listed(self, records: Iterable[RecordDict]) -> Iterator[RecordDict]:
-        """Yield the segments whose videos are there, as clips of their own."""
-        videos = SegmentVideos([self.store.journals.of()])
-        for record in records:
-            if segment_of(record) is not None and (clip := videos.clip(record)) is not None:
-                yield clip
 
     def settle(self) -> None:
         """Stop writing, and show what is written; the next run writes the rest of an interrupted one."""

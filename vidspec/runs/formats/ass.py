@@ -9,8 +9,6 @@ from vidspec.events.record import RecordDict
 from vidspec.runs.cues import subtitle_cues
 from vidspec.runs.formats.base import ClipFormat, output_formats
 
-__all__ = ["SubStationFormat"]
-
 STYLE = {
     "Name": "Default",
     "Fontname": "Arial",

@@ -10,6 +10,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import BinaryIO, ClassVar, Literal, NamedTuple, TypeAlias
 
 from vidspec.errors import UsageError, option
@@ -17,37 +18,6 @@ from vidspec.escaping import json_text, one_line
 from vidspec.events.record import RecordDict
 from vidspec.files import FileKind, encode_line
 from vidspec.registry import Registry, build_part
-
-__all__ = [
-    "DEFAULT_FORMAT",
-    "MARK",
-    "SECOND_TEXTS",
-    "SHARD_FORMAT",
-    "ClipFileRule",
-    "ClipFormat",
-    "LineFormat",
-    "ListFormat",
-    "OutputFormat",
-    "PartFormat",
-    "PartSummary",
-    "RequiredPackage",
-    "RunFormat",
-    "caption_mark",
-    "clock",
-    "data_column",
-    "data_value",
-    "flat_record",
-    "format_names",
-    "format_of_suffix",
-    "has_caption",
-    "make_format",
-    "marked_caption",
-    "one_line_caption",
-    "output_formats",
-    "second_text",
-    "segment_of",
-    "time_range",
-]
 
 #: Format where none is named; of clips in shards, if each shard gets a file of its own.
 DEFAULT_FORMAT, SHARD_FORMAT = "text", "parquet"
@@ -84,6 +54,7 @@ class OutputFormat(ABC):
         update: how one file for all clips follows a new record: ``append`` a line, ``rewrite`` it, or write it once at
             the ``end`` of the run.
         one_clip: True if a file holds one clip and one answer about it.
+        holds: a clip's file is its caption as text, or as cues of subtitles, and nothing else; None for other files.
         clip_name: template of the name of a clip's file.
         run_name: name of a file for all clips in ``--output-dir``, without its suffix.
         is_journal: True if its one file for all clips is the run's journal: a JSON object per line.
@@ -102,6 +73,7 @@ class OutputFormat(ABC):
     clip_files: ClassVar[ClipFileRule]
     update: ClassVar[Literal["append", "rewrite", "end"]]
     one_clip: ClassVar[bool] = False
+    holds: ClassVar[Literal["text", "cues"] | None] = None
     clip_name: ClassVar[str] = "{stem}{suffix}"
     run_name: ClassVar[str] = "captions"
     is_journal: ClassVar[bool] = False
@@ -127,6 +99,14 @@ class OutputFormat(ABC):
     def document(self, records: Sequence[RecordDict]) -> str | None:
         """Return the content of one clip's file, from its records in segment order; None if none has a caption."""
         return None
+
+    def read_caption(self, text: str) -> str:
+        """Return the caption in the text of a clip's file, if the format :attr:`holds` it.
+
+        Raises:
+            ValueError: the text is no longer in the format.
+        """
+        return text.strip()
 
     def stored(self, record: RecordDict) -> RecordDict:
         """Return a record as the format keeps it, if it is a journal."""
@@ -321,6 +301,12 @@ def make_format(
     form = build_part(output_formats.get(name), {}, **facts, folder=os.fspath(folder))
     form.name = name
     return form
+
+
+@cache
+def holds_caption(name: str | None) -> Literal["text", "cues"] | None:
+    """Return what the file of a clip in a format holds, see ``OutputFormat.holds``; None for an unknown format too."""
+    return output_formats.get(name).holds if name in format_names() else None
 
 
 def format_of_suffix(path: str) -> str | None:

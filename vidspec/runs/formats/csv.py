@@ -19,8 +19,6 @@ from vidspec.runs.formats.base import (
     time_range,
 )
 
-__all__ = ["CSV_COLUMNS", "CsvFormat"]
-
 CSV_COLUMNS = (
     "path",
     "id",

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 from vidspec.runs.formats.base import ListFormat, output_formats
 from vidspec.video.image import is_picture
 
-__all__ = ["DiffSynthFormat"]
-
 
 @output_formats.register("diffsynth")
 class DiffSynthFormat(ListFormat):

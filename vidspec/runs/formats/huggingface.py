@@ -7,8 +7,6 @@ import os
 from vidspec.errors import UsageError, option
 from vidspec.runs.formats.base import ListFormat, output_formats
 
-__all__ = ["HuggingFaceFormat"]
-
 
 @output_formats.register("huggingface")
 class HuggingFaceFormat(ListFormat):

@@ -10,8 +10,6 @@ from vidspec.events.record import RecordDict
 from vidspec.files import FileKind
 from vidspec.runs.formats.base import ClipFileRule, LineFormat, has_caption, output_formats, segment_of
 
-__all__ = ["JsonFormat"]
-
 
 @output_formats.register("json")
 class JsonFormat(LineFormat):

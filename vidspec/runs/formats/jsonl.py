@@ -7,8 +7,6 @@ from vidspec.runs.formats.base import output_formats
 from vidspec.runs.formats.json import JsonFormat
 from vidspec.runs.store.records import lean_record
 
-__all__ = ["JsonLinesFormat"]
-
 
 @output_formats.register("jsonl")
 class JsonLinesFormat(JsonFormat):

@@ -9,8 +9,6 @@ from vidspec.events.record import RecordDict
 from vidspec.files import encode_line
 from vidspec.runs.formats.base import RunFormat, marked_caption, output_formats
 
-__all__ = ["KohyaFormat"]
-
 
 @output_formats.register("kohya")
 class KohyaFormat(RunFormat):

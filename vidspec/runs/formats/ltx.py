@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from vidspec.runs.formats.base import ListFormat, output_formats
 
-__all__ = ["LtxFormat"]
-
 
 @output_formats.register("ltx")
 class LtxFormat(ListFormat):

@@ -7,8 +7,6 @@ from vidspec.events.record import RecordDict
 from vidspec.files import FileKind
 from vidspec.runs.formats.base import LineFormat, flat_record, output_formats
 
-__all__ = ["BatchFormat"]
-
 
 @output_formats.register("openai-batch")
 class BatchFormat(LineFormat):

@@ -24,8 +24,6 @@ from vidspec.runs.store.records import INPUT_KEYS, LEAN_KEYS, lean_record
 if TYPE_CHECKING:
     from pyarrow import DataType, Schema
 
-__all__ = ["ParquetFormat"]
-
 #: Metadata key that identifies our files.
 _METADATA_KEY = b"vidspec"
 #: Rows that are read at a time.

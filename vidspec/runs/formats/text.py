@@ -17,8 +17,6 @@ from vidspec.runs.formats.base import (
     time_range,
 )
 
-__all__ = ["TextFormat"]
-
 
 @output_formats.register("text")
 class TextFormat(LineFormat):
@@ -28,6 +26,7 @@ class TextFormat(LineFormat):
     """
 
     suffix = ".txt"
+    holds = "text"
     clip_files: ClassVar[ClipFileRule] = "in_folder"
     is_prose: ClassVar[bool] = True
 

@@ -8,8 +8,6 @@ from vidspec.events.record import RecordDict
 from vidspec.runs.formats.base import output_formats
 from vidspec.runs.formats.text import TextFormat
 
-__all__ = ["TextFileFormat"]
-
 
 @output_formats.register("txt")
 class TextFileFormat(TextFormat):

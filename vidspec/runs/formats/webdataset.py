@@ -24,8 +24,6 @@ from vidspec.runs.formats.base import (
 )
 from vidspec.runs.store.records import lean_record
 
-__all__ = ["WebDatasetTarFormat"]
-
 #: Beginning of the tar's global comment, which the summary follows.
 _COMMENT = "vidspec "
 

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from vidspec.events.record import RecordDict
 from vidspec.runs.formats.base import LineFormat, marked_caption, one_line_caption, output_formats
 
-__all__ = ["WebDatasetFormat"]
-
 
 @output_formats.register("webdataset-txt")
 class WebDatasetFormat(LineFormat):
     """One line; a clip's file joins the captions of its segments."""
 
     suffix = ".txt"
+    holds = "text"
     clip_files = "always"
     one_clip = True
     clip_name = "{key}{suffix}"

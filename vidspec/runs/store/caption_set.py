@@ -20,24 +20,15 @@ from vidspec.bounds import LONGEST_PROMPT
 from vidspec.errors import UsageError
 from vidspec.events.record import Caption, RecordDict
 from vidspec.files import read_text
-from vidspec.runs.formats.base import MARK, SECOND_TEXTS
+from vidspec.runs.formats.base import MARK, SECOND_TEXTS, holds_caption, make_format
 from vidspec.runs.job import Job
-from vidspec.runs.store.file_states import FileMark, FileMarks, FileState, file_state
+from vidspec.runs.store.file_marks import FileMark
 from vidspec.runs.store.journal import Journal
 from vidspec.runs.store.journal_index import JournalEntry
+from vidspec.runs.store.known_journals import FileState, KnownJournals
 from vidspec.runs.store.records import clip_id, content_of
 from vidspec.runs.store.run_lines import CaptionRun
 from vidspec.runs.store.segment_videos import SegmentVideos, shared_end
-
-__all__ = [
-    "CAPTION_STATES",
-    "CaptionEntry",
-    "CaptionSet",
-    "CaptionState",
-    "HeldRecords",
-    "MarkedFiles",
-    "caption_state",
-]
 
 CaptionState: TypeAlias = Literal["written", "edited", "foreign", "superseded", "missing", "failed"]
 #: What each state of a caption means.
@@ -49,8 +40,6 @@ CAPTION_STATES: Mapping[str, str] = {
     "edited": "edited since a run wrote it; runs keep it",
     "foreign": "written by no run; runs keep it",
 }
-#: Formats whose file of a clip is its caption and nothing else.
-_TEXTS = ("txt", "webdataset-txt", "text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,47 +84,6 @@ class CaptionEntry:
         return {**made, "caption": text.removeprefix(MARK) if marked else text, "demo": marked or None, "error": None}
 
 
-class MarkedFiles:
-    """The caption files of clips, found by the marks of journals.
-
-    Args:
-        journals: marks of the journals; those of one may be added to meanwhile.
-    """
-
-    def __init__(self, journals: Iterable[FileMarks]) -> None:
-        self.journals = tuple(journals)
-        self._of_clips: dict[tuple[str, int | None], list[tuple[FileMarks, FileMark]]] = {}
-        self._unnamed: dict[str, list[tuple[FileMarks, FileMark]]] = {}  # of earlier versions, by the file's stem
-        for marks in self.journals:
-            for mark in marks:
-                if mark.format not in _TEXTS:
-                    continue
-                if mark.clip is not None:
-                    self._of_clips.setdefault((mark.clip, mark.segment), []).append((marks, mark))
-                else:
-                    self._unnamed.setdefault(Path(mark.file).stem, []).append((marks, mark))
-
-    def of(self, clip: str, segment: int | None, path: str) -> list[tuple[Path, FileMark]]:
-        """Return the caption files of a clip or its segment, each with its last mark, in the order of these."""
-        found = {marks.path(mark): mark for marks, mark in self._of_clips.get((clip, segment), ())}
-        if not found and self._unnamed:
-            stem = Path(path).stem if segment is None else f"{Path(path).stem}-{segment + 1:03d}"
-            found = _nearest(path, self._unnamed.get(stem, ()))
-        return [*found.items()]
-
-    def state(self, path: Path) -> FileState:
-        """Return the state of a file."""
-        return file_state(path, self.journals)
-
-
-def _nearest(path: str, several: Iterable[tuple[FileMarks, FileMark]]) -> dict[Path, FileMark]:
-    """Return of files with the name of a clip those whose folders are most like the clip's."""
-    folder = Path(path).absolute().parent
-    found = {marks.path(mark): mark for marks, mark in several}
-    most = max((shared_end(file.parent, folder) for file in found), default=0)
-    return {file: mark for file, mark in found.items() if shared_end(file.parent, folder) == most}
-
-
 class _Held(NamedTuple):
     """Parts of an entry: its record, if there is one, and the file that shows it."""
 
@@ -145,6 +93,7 @@ class _Held(NamedTuple):
     segment: int | None
     file: Path | None
     state: CaptionState
+    form: str = "txt"
 
 
 #: Records of a clip by settings, in the order in which these were first met, and by segment.
@@ -156,8 +105,8 @@ class CaptionSet(Sequence[CaptionEntry]):
 
     Args:
         journals: the records; of one captioning in several, the last success counts, else the last failure.
-        files: clips with their caption files, which count although no journal has a record or a mark of them.
-        marks: marks of further journals that name files of these clips.
+        known: reads the journals around caption files.
+        files: clips with caption files, and their formats, that the journals may have no record or mark of.
         one_each: of a clip that was captioned in several ways, take what its file shows, else the last.
         settings: those to take of a clip then, if it has records under them.
         order: clips in their order, to keep that of the journals; None to sort all by path and time.
@@ -169,21 +118,26 @@ class CaptionSet(Sequence[CaptionEntry]):
     def __init__(
         self,
         journals: Sequence[Journal],
-        files: Iterable[tuple[Job, Path]] = (),
+        known: KnownJournals,
+        files: Iterable[tuple[Job, Path, str]] = (),
         *,
-        marks: Iterable[FileMarks] = (),
         one_each: bool = False,
         settings: Mapping[str, str] | None = None,
         order: Sequence[str] | None = None,
     ) -> None:
-        self.journals, self._settings = journals, settings or {}
+        self.journals, self._known, self._settings = journals, known, settings or {}
         self.copies: object = None
-        self.files = MarkedFiles([*(journal.index.marks for journal in journals), *marks])
-        self._kept: dict[str, tuple[str, Path, CaptionState]] = {}  # path, file and its state, by clip
-        for job, path in files:
-            state = self.files.state(path)
+        self._files: dict[str, dict[Path, str]] = {}  # with their formats, by clip
+        self._unnamed: dict[str, list[Path]] = {}  # texts of earlier versions, by stem
+        for path in (path for one in journals for path in one.index.marks.caption_files(None)):
+            if path.suffix == ".txt":
+                self._unnamed.setdefault(path.stem, []).append(path)
+        self._kept: dict[str, tuple[str, Path, CaptionState, str]] = {}  # path, file, its state and format, by clip
+        for job, path, form in files:
+            self._files.setdefault(clip_id(job), {})[path] = form
+            state = self._known.state(path, self.journals)
             if state in ("edited", "foreign") and not path.is_symlink():
-                self._kept[clip_id(job)] = job.path, path, state
+                self._kept.setdefault(clip_id(job), (job.path, path, state, form))
         self._held = self._ordered(one_each=one_each, order=order)
 
     def one_each(self) -> CaptionSet:
@@ -257,10 +211,10 @@ class CaptionSet(Sequence[CaptionEntry]):
                 for held in self._joined(clip, None if one_each else settings, parts):
                     shown |= set() if held.state == "written" else {held.file}
                     yield held
-        for clip, (path, file, state) in self._kept.items():
+        for clip, (path, file, state, form) in self._kept.items():
             known = Path(os.path.realpath(file.parent), file.name) in shown  # the clip has another name there
             if clip not in clips and not known:
-                yield _Held(None, clip, path, None, file, state)
+                yield _Held(None, clip, path, None, file, state, form)
 
     def _joined(self, clip: str, settings: str | None, parts: Mapping[int | None, JournalEntry]) -> Iterator[_Held]:
         """Yield what a clip's records and files make: one if a file of the whole clip was edited."""
@@ -270,28 +224,44 @@ class CaptionSet(Sequence[CaptionEntry]):
             yield _Held(first, clip, first.path, None, *whole)
             return
         for number, entry in parts.items():
-            file, state = (whole if number is None else self._file(entry, number, settings) or whole) or (None, None)
+            shown = whole if number is None else self._file(entry, number, settings) or whole
+            file, state, form = shown or (None, "written", "txt")
             if entry.failed and state not in ("edited", "foreign"):
                 state = "failed"
-            yield _Held(entry, clip, entry.path, number, file, state or "written")
+            yield _Held(entry, clip, entry.path, number, file, state, form)
 
-    def _file(self, entry: JournalEntry, segment: int | None, settings: str | None) -> tuple[Path, CaptionState] | None:
-        """Return the file that shows a record, and the caption's state; None if none ever did.
+    def _file(
+        self, entry: JournalEntry, segment: int | None, settings: str | None
+    ) -> tuple[Path, CaptionState, str] | None:
+        """Return the file that shows a record, the caption's state, and the file's format; None if none ever did.
 
         Without ``settings`` a file that somebody edited shows the clip, whatever was in it before.
         """
-        found: tuple[Path, CaptionState] | None = None
-        for file, mark in self.files.of(entry.clip, segment, entry.path):
-            if mark.settings not in (settings or mark.settings, entry.settings):
-                continue
-            state = self.files.state(file)
-            others = [one for marks in self.files.journals for one in marks.of(file) if one is not mark]
-            found = file, caption_state(file, state, [*others, mark], [entry])
+        found: tuple[Path, CaptionState, str] | None = None
+        for file, form in self._files_of(entry.clip, segment, entry.path).items():
+            state = self._known.state(file, self.journals)
+            marks = [mark for _, mark in self._known.marks(file, self.journals)]
+            if marks:
+                if marks[-1].settings not in (settings or marks[-1].settings, entry.settings):
+                    continue
+                found = file, caption_state(file, state, marks, [entry]), form
+            elif state == "foreign" and not file.is_symlink():
+                found = file, state, form
             if state in ("edited", "foreign"):
                 return found
-        if segment is None and found is None and (kept := self._kept.get(entry.clip)) is not None:
-            found = kept[1:] if settings is None or kept[2] == "foreign" else None
         return found
+
+    def _files_of(self, clip: str, segment: int | None, path: str) -> dict[Path, str]:
+        """Return the caption files of a clip or its segment, texts first; unnamed ones where folders are most alike."""
+        found = dict(self._files.get(clip, {})) if segment is None else {}
+        for one in self.journals:
+            found |= one.index.marks.caption_files(clip, segment)
+        if found:
+            return dict(sorted(found.items(), key=lambda one: holds_caption(one[1]) != "text"))
+        stem = Path(path).stem if segment is None else f"{Path(path).stem}-{segment + 1:03d}"
+        several, folder = self._unnamed.get(stem, []), Path(path).absolute().parent
+        most = max((shared_end(file.parent, folder) for file in several), default=0)
+        return dict.fromkeys((file for file in several if shared_end(file.parent, folder) == most), "txt")
 
     def _records(self) -> Mapping[str, _Captionings]:
         """Return the records that count, by clip."""
@@ -315,9 +285,10 @@ class CaptionSet(Sequence[CaptionEntry]):
         entries = [entry for parts in found.values() for entry in parts.values()]
         shown: dict[str, int] = {}
         for segment in {None, *(entry.segment for entry in entries)}:
-            for _, mark in self.files.of(clip, segment, entries[0].path):
-                if mark.settings in found:
-                    shown[mark.settings] = max(mark.offset, shown.get(mark.settings, 0))
+            for file in self._files_of(clip, segment, entries[0].path):
+                for _, mark in self._known.marks(file, self.journals)[-1:]:
+                    if mark.settings in found:
+                        shown[mark.settings] = max(mark.offset, shown.get(mark.settings, 0))
         if shown:
             return max(shown, key=lambda settings: shown[settings])
         succeeded = [one for one, parts in found.items() if not all(entry.failed for entry in parts.values())]
@@ -348,11 +319,11 @@ class HeldRecords(Sequence[RecordDict]):
     def __iter__(self) -> Iterator[RecordDict]:
         return (entry.shown for entry in self.captions)
 
-    def listed(self) -> Iterator[RecordDict]:
-        """Yield the records for a list of files: of a film that ``--cut`` cut, the segments whose videos are there."""
+    def listed(self, *, cut: bool = False) -> Iterator[RecordDict]:
+        """Yield the records for a list of files: of films that were cut, or of all, the segments with videos."""
         videos = SegmentVideos(self.captions.journals)
         for record in self:
-            if not videos.was_cut(record):
+            if not (cut or videos.was_cut(record)):
                 yield record
             elif (clip := videos.clip(record)) is not None:
                 yield clip
@@ -394,10 +365,23 @@ def _entry(held: _Held, record: RecordDict | None, run: CaptionRun | None) -> Ca
     """
     text: str | None = None if record is None else record.get("caption")
     if held.file is not None and held.state in ("edited", "foreign"):
-        text = read_text(held.file, LONGEST_PROMPT, str(held.file)).strip()
+        text = read_caption(held.file, held.form)
     place = (0.0, float("inf")) if held.record is None else (held.record.start, held.record.end)
     segments = None if held.record is None or held.segment is None else held.record.segments
     return CaptionEntry(held.clip, held.path, *place, held.segment, segments, record, run, held.file, text, held.state)
+
+
+def read_caption(file: Path, form: str) -> str:
+    """Return the caption in a clip's file of a format.
+
+    Raises:
+        UsageError: the file cannot be read, or is no longer in its format.
+    """
+    text = read_text(file, LONGEST_PROMPT, str(file))
+    try:
+        return make_format(form).read_caption(text)
+    except ValueError:
+        raise UsageError(f"{file}: is no longer {form}", hint="mend it, or move it away") from None
 
 
 def caption_state(

@@ -1,7 +1,7 @@
 """Append-only file of records that a run resumes from: one JSON object per line, each line written atomically.
 
 Marks between the records hold the hashes of files written from them: a file with other bytes was edited by someone
-else (``vidspec.runs.store.file_states``). Descriptions of the runs that made the records stand before them
+else (``vidspec.runs.store.file_marks``). Descriptions of the runs that made the records stand before them
 (``vidspec.runs.store.run_lines``).
 
 Each line is appended in one write and flushed to the disk before the run continues. A line torn by a crash is repaired
@@ -22,7 +22,7 @@ from vidspec.errors import OutputError, UsageError
 from vidspec.escaping import json_text
 from vidspec.events.record import RecordDict
 from vidspec.files import FileLock, back_up, copy_to_backup, encode_line, held_file, open_own, replacing, write_whole
-from vidspec.runs.store.file_states import FileMark, FileMarks, MarkedCaption, hidden_journal, mark_line, parsed_mark
+from vidspec.runs.store.file_marks import FileMark, FileMarks, MarkedCaption, hidden_journal, mark_line, parsed_mark
 from vidspec.runs.store.journal_index import JournalEntry, JournalIndex, is_in_place
 from vidspec.runs.store.run_lines import CaptionRun, RunLines, is_run_line
 
@@ -329,7 +329,7 @@ class Journal:
         return unwritable_error(self.shown, error)
 
 
-def unwritable_error(path: Path, error: OSError, kind: str | None = None) -> OutputError:
+def unwritable_error(path: Path | str, error: OSError, kind: str | None = None) -> OutputError:
     """Return the error of a file that cannot be written."""
     return OutputError(f"{path}: cannot be written: {error.strerror or error}", kind=kind)
 

@@ -12,7 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from vidspec.events.record import RecordDict
-from vidspec.runs.store.file_states import FileMark, FileMarks
+from vidspec.runs.store.file_marks import FileMark, FileMarks
 from vidspec.runs.store.records import FileContent
 
 if TYPE_CHECKING:

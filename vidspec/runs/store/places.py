@@ -14,11 +14,10 @@ from vidspec.events.record import RecordDict
 from vidspec.files import encode_line, open_own
 from vidspec.runs.formats.base import PartFormat, make_format
 from vidspec.runs.job import Job
-from vidspec.runs.store.caption_set import CaptionSet, MarkedFiles
+from vidspec.runs.store.caption_set import CaptionSet
 from vidspec.runs.store.journal import Journal
+from vidspec.runs.store.known_journals import KnownJournals
 from vidspec.runs.store.sidecars import SidecarNames
-
-__all__ = ["read_captions"]
 
 _HINT = "name what --format jsonl, json, parquet or webdataset wrote"
 #: Formats of files that hold the records of a shard or a run as a whole, by suffix.
@@ -46,8 +45,8 @@ def read_captions(places: Iterable[Path], *, one_each: bool = False) -> CaptionS
         journals += reader.folder(place) if place.is_dir() else [reader.file(place)]
     roots = dict.fromkeys(one.shown.parent for one in journals if _is_of_folder(one.shown))
     names = SidecarNames(make_format("txt"), None, None, "")
-    files = ((job, names.path(job)) for root in roots for job in _clips_in(root))
-    captions = CaptionSet(journals, files, one_each=one_each)
+    files = ((job, names.path(job), "txt") for root in roots for job in _clips_in(root))
+    captions = CaptionSet(journals, reader.known, files, one_each=one_each)
     captions.copies = reader.copies
     return captions
 
@@ -57,27 +56,30 @@ class _PlaceReader:
 
     Attributes:
         copies: folder of the copies; None without any. They go with it.
+        known: the hidden journals.
     """
 
     def __init__(self) -> None:
+        self.known = KnownJournals()
         self.copies: TemporaryDirectory[str] | None = None
         self._count = 0
 
     def folder(self, folder: Path) -> list[Journal]:
         """Return the journals of a folder and those below, the ones that win last; other files are left out."""
         found = sorted(folder.rglob("*.jsonl"))
-        lines = [_journal(path) for path in found if path.is_file() and not (_is_hidden(path) and path.is_symlink())]
+        lines = [
+            self._journal(path) for path in found if path.is_file() and not (_is_hidden(path) and path.is_symlink())
+        ]
         journals = [one for one in lines if not one.foreign and one.index.entries]
         hidden = [one for one in journals if _is_hidden(one.shown)]
-        known = MarkedFiles(one.index.marks for one in lines if _is_hidden(one.shown))
         plain = [one for one in journals if not _is_hidden(one.shown)]
         edited: list[Journal] = []
         for path in sorted(folder.rglob("*.json")):
             if (records := _document(path)) is not None:
-                (edited if known.state(path) == "edited" else plain).append(self._copied(path, records))
+                (edited if self.known.state(path) == "edited" else plain).append(self._copied(path, records))
         parts = [path for suffix in _PARTS for path in sorted(folder.rglob(f"*{suffix}")) if _is_part(path)]
         plain = [*map(self.file, parts), *plain]
-        edited += [one for one in plain if known.state(one.shown) == "edited" and one not in edited]
+        edited += [one for one in plain if self.known.state(one.shown) == "edited" and one not in edited]
         return [*(one for one in plain if one not in edited), *hidden, *edited]
 
     def file(self, path: Path) -> Journal:
@@ -95,7 +97,7 @@ class _PlaceReader:
                     raise UsageError(f"{path}: holds no records of vidspec", hint=_HINT)
                 with path.open("rb") as file:
                     return self._copied(path, _part_format(path).read_records(file))
-            journal = _journal(path)
+            journal = self._journal(path)
         except OSError as error:
             raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
         except OutputError as error:
@@ -106,6 +108,12 @@ class _PlaceReader:
         if odd is not None:
             number = path.read_bytes()[:odd].count(b"\n") + 1
             raise UsageError(f"{path}, line {number}: is not a record of vidspec", hint=_HINT)
+        return journal
+
+    def _journal(self, path: Path) -> Journal:
+        journal = Journal(path, visible=not _is_hidden(path), read_only=True)
+        if _is_hidden(path):
+            self.known.add(journal)
         return journal
 
     def _copied(self, path: Path, records: Iterable[RecordDict]) -> Journal:
@@ -119,10 +127,6 @@ class _PlaceReader:
         journal = Journal(copy, read_only=True)
         journal.shown = path
         return journal
-
-
-def _journal(path: Path) -> Journal:
-    return Journal(path, visible=not _is_hidden(path), read_only=True)
 
 
 def _is_hidden(path: Path) -> bool:

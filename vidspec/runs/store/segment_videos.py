@@ -13,8 +13,6 @@ from vidspec.runs.job import Job
 from vidspec.runs.store.journal import Journal
 from vidspec.runs.store.sidecars import SegmentNames
 
-__all__ = ["SegmentVideos", "segment_bounds", "shared_end"]
-
 
 class SegmentVideos:
     """Videos of segments, by film and bounds.
@@ -40,7 +38,9 @@ class SegmentVideos:
 
     def clip(self, record: RecordDict) -> RecordDict | None:
         """Return the record of a segment as that of its video; None if there is none."""
-        name = self._names.video(Job(path=record["path"], segment=segment_of(record))).name
+        if (number := segment_of(record)) is None:
+            return None
+        name = self._names.video(Job(path=record["path"], segment=number)).name
         found = [one for one in self._videos.get(segment_bounds(record), ()) if one.name == name and one.exists()]
         folder = os.path.dirname(os.path.abspath(record["path"]))
         if not found:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import string
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from vidspec.errors import UsageError, option
 from vidspec.runs.formats.base import OutputFormat
 from vidspec.runs.job import Job
-from vidspec.runs.store.file_states import FileMarks
+from vidspec.runs.store.known_journals import KnownJournals
 from vidspec.runs.store.records import clip_id
-
-__all__ = ["FIELDS", "JournalFinder", "SegmentNames", "SidecarNames", "check_sidecar_names"]
 
 #: Fields of a template.
 FIELDS = ("stem", "name", "key", "suffix", "profile", "format", "start", "end", "clip")
@@ -93,14 +91,12 @@ class JournalFinder:
 
     Args:
         names: names of the files.
+        known: reads journals.
         label: label of the shard.
-        read: returns the marks of a journal.
     """
 
-    def __init__(
-        self, names: SidecarNames, label: str = "", read: Callable[[Path], FileMarks] = FileMarks.read
-    ) -> None:
-        self.names, self._file, self._read = names, f".vidspec{label}.jsonl", read
+    def __init__(self, names: SidecarNames, known: KnownJournals, label: str = "") -> None:
+        self.names, self._file, self._known = names, f".vidspec{label}.jsonl", known
         self._marked: dict[Path, set[str]] = {}  # folders by journal
         self._journal_paths: dict[tuple[str, str], Path] = {}  # by the folders of the file and of the user
 
@@ -120,7 +116,8 @@ class JournalFinder:
     def _folders(self, journal: Path) -> set[str]:
         if journal not in self._marked:
             usable = os.access(journal, os.R_OK | os.W_OK) and os.access(journal.parent, os.W_OK)
-            self._marked[journal] = self._read(journal).folders if usable else set()
+            known = self._known.read(journal) if usable else None
+            self._marked[journal] = set() if known is None else known.index.marks.folders
         return self._marked[journal]
 
 

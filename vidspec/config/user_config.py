@@ -172,13 +172,14 @@ def resolve(
         ProfileError: as ``vidspec.config.profiles.load``.
     """
     from vidspec.config import profiles
+    from vidspec.config.schema import EXCLUSIVE_KEYS
 
     files = profiles.file_layers(name or defaults.profile or DEFAULT_PROFILE)
     packaged, own = ([layer for source, layer in files if (source == "packaged") is wanted] for wanted in (True, False))
     above = (*own, profiles.from_env(os.environ if env is None else env), profiles.from_flags(overrides))
     given = {key for layer in above for key in layer}
     # Of keys that exclude each other, the config sets one only if no layer above it sets any.
-    rivals = ({*ours, *theirs} for ours, theirs in profiles.EXCLUSIVE_KEYS)
+    rivals = ({*ours, *theirs} for ours, theirs in EXCLUSIVE_KEYS)
     hidden = given.union(*(keys for keys in rivals if not given.isdisjoint(keys)))
     under = {key: (value, str(defaults.path)) for key, value in defaults.keys.items() if key not in hidden}
     here = {key: (value, CHOSEN) for key, value in (chosen or {}).items()}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vidspec.config import profiles
-from vidspec.config.profiles import Profile
+from vidspec.config.schema import Profile
 from vidspec.decoding.setup import PLAIN_DECODING
 from vidspec.errors import ProfileError, UsageError
 from vidspec.models.loading import embedded_folder

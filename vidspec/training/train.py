@@ -21,7 +21,7 @@ import torch
 from vidspec import memory
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.config.profiles import Profile
+from vidspec.config.schema import Profile
 from vidspec.decoding.auto import target_placement
 from vidspec.errors import OutputError, UsageError, option
 from vidspec.files import FileLock

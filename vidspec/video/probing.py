@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from itertools import islice, takewhile
 from typing import Literal, NamedTuple, TypeVar, cast
@@ -23,6 +23,7 @@ from vidspec import memory
 from vidspec.errors import VideoError
 from vidspec.video import damage
 from vidspec.video.base import Index, NotDelivered, Orientation
+from vidspec.video.damage.chunks import Box, iterate_boxes
 from vidspec.video.gif import count_pictures
 from vidspec.video.image import image_index
 from vidspec.video.opening import checked_path, codec_name, opened, packets_of, video_streams
@@ -40,14 +41,6 @@ _ENCRYPTED = (b"encv", b"drmi")
 _VISUAL_ENTRY = 78
 
 
-class Box(NamedTuple):
-    """A box: its type, and where its content begins and ends."""
-
-    kind: bytes
-    start: int
-    end: int
-
-
 class VideoEntry(NamedTuple):
     """Facts of a video track's sample entry.
 
@@ -58,20 +51,6 @@ class VideoEntry(NamedTuple):
 
     encrypted: bool
     aperture: tuple[int, int] | None
-
-
-def iterate_boxes(data: mmap.mmap, at: int, end: int) -> Iterator[Box]:
-    """Yield the boxes between two bytes, up to the first that is none or reaches beyond ``end``."""
-    while at + 8 <= end:
-        size, head, kind = int.from_bytes(data[at : at + 4], "big"), 8, data[at + 4 : at + 8]
-        if size == 1:
-            size, head = int.from_bytes(data[at + 8 : at + 16], "big"), 16
-        elif size == 0:
-            size = end - at
-        if size < head or at + size > end:
-            return
-        yield Box(kind, at + head, at + size)
-        at += size
 
 
 def read_video_entry(path: str, track: int) -> VideoEntry | None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import mmap
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from vidspec.video.damage.found import DamageReport, DamageSpot
 from vidspec.video.progress import advance
@@ -85,19 +88,35 @@ def flv(data: mmap.mmap, _: int) -> DamageReport:
     return DamageReport((), (), at < len(data))
 
 
+class Box(NamedTuple):
+    """A box of an MP4: its type, and where its content begins and ends."""
+
+    kind: bytes
+    start: int
+    end: int
+
+
+def iterate_boxes(data: mmap.mmap, at: int, end: int) -> Iterator[Box]:
+    """Yield the boxes between two bytes, up to one that reaches beyond ``end``, or to bytes that are none."""
+    while at + 8 <= end:
+        size, head, kind = int.from_bytes(data[at : at + 4], "big"), 8, data[at + 4 : at + 8]
+        if size == 1:
+            size, head = int.from_bytes(data[at + 8 : at + 16], "big"), 16
+        elif size == 0:
+            size = end - at
+        if size < head or not all(32 <= byte < 127 or byte == 0xA9 for byte in kind):
+            return
+        yield Box(kind, at + head, at + size)
+        at += size
+
+
 def mp4(data: mmap.mmap, _: int) -> DamageReport:
     """Find boxes that reach beyond the end, or follow none, and a second film, of which FFmpeg reads nothing."""
-    at, films, fragmented = 0, 0, False
-    while at + 8 <= len(data):
-        size, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
-        films, fragmented = films + (kind == b"moov"), fragmented or kind == b"moof"
-        if size == 1:
-            size = int.from_bytes(data[at + 8 : at + 16], "big")
-        elif size == 0:
-            at = len(data)  # up to the end of the file, or padding
-            break
-        if size < 8 or not all(32 <= byte < 127 or byte == 0xA9 for byte in kind):
-            return DamageReport((DamageSpot(None, "its boxes are broken"),))
-        at += size
+    at, kinds = 0, Counter[bytes]()
+    for box in iterate_boxes(data, 0, len(data)):
+        at, kinds[box.kind] = box.end, kinds[box.kind] + 1
+    if at + 8 <= len(data) and any(data[at : at + 4]):
+        return DamageReport((DamageSpot(None, "its boxes are broken"),))
     # Fragmented files may repeat their header before each fragment.
-    return DamageReport((), (), True if at > len(data) else None, appended=films > 1 and not fragmented)
+    appended = kinds[b"moov"] > 1 and not kinds[b"moof"]
+    return DamageReport((), (), True if at > len(data) else None, appended=appended)

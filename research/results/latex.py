@@ -1,8 +1,8 @@
-"""Rows of a bench as a LaTeX tabular."""
+"""Rows as LaTeX tabulars, with the rules of booktabs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from research.results.rows import StudiedRow
@@ -17,7 +17,7 @@ _ESCAPES = str.maketrans(_ESCAPED)
 
 
 def latex_table(rows: Sequence[StudiedRow], source: str, left: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Return a ``tabular`` that needs no package; comments name the results and the methods that were left out.
+    """Return a ``tabular`` that needs ``booktabs``; comments name the results and the methods that were left out.
 
     Args:
         rows: of a bench.
@@ -38,20 +38,25 @@ def latex_table(rows: Sequence[StudiedRow], source: str, left: Mapping[str, str]
         )
         for row in rows
     ]
-    body = [" & ".join(one_line(text).translate(_ESCAPES) for text in line) + r" \\" for line in (header, *lines)]
+    body = [latex_line(map(escape_latex, line)) for line in (header, *lines)]
     notes = [f"vidspec bench: {source}", *(f"left out: {name}: {why}" for name, why in left.items())]
     if any(row.noise for row in rows):
         notes.append("ns: within noise of the baseline (95% interval of a paired bootstrap over clips)")
-    return "\n".join(
-        [
-            *(f"% {one_line(note)}" for note in notes),
-            r"\begin{tabular}{lrrrrrll}",
-            r"\hline",
-            body[0],
-            r"\hline",
-            *body[1:],
-            r"\hline",
-            r"\end{tabular}",
-            "",
-        ]
-    )
+    return tabular("lrrrrrll", notes, [body[0], r"\midrule", *body[1:]])
+
+
+def tabular(columns: str, notes: Iterable[str], lines: Iterable[str]) -> str:
+    """Return a ``tabular`` of these lines, between the rules of booktabs and below comments."""
+    comments = (f"% {one_line(note)}" for note in notes)
+    begin = rf"\begin{{tabular}}{{{columns}}}"
+    return "\n".join([*comments, begin, r"\toprule", *lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def latex_line(cells: Iterable[str]) -> str:
+    """Return one line of a tabular from escaped cells."""
+    return " & ".join(cells) + r" \\"
+
+
+def escape_latex(text: str) -> str:
+    """Return a text on one line with LaTeX's signs escaped."""
+    return one_line(text).translate(_ESCAPES)

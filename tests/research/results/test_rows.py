@@ -46,5 +46,9 @@ def test_latex_is_a_tabular_with_escaped_names():
     assert r"same\_again & 12/12 & " in text and r"=twice \& 50\% & " in text
     body = [line for line in lines if line.endswith(r"\\")]
     assert len(body) == 4 and {line.replace(r"\&", "").count("&") for line in body} == {7}
-    assert text.count(r"\hline") == 3 and lines[-1] == r"\end{tabular}" and " ns " in body[2]
+    assert (
+        [text.count(rf"\{rule}rule") for rule in ("top", "mid", "bottom")] == [1, 1, 1]
+        and lines[-1] == r"\end{tabular}"
+        and " ns " in body[2]
+    )
     assert re.match(LATEX.mark, text.encode())

@@ -1,5 +1,7 @@
 """``python -m research.suites``: what it runs, and the papers' tables behind the bench's own."""
 
+from pathlib import Path
+
 import pytest
 
 from research.results.rows import StudiedBench, StudiedRow
@@ -14,7 +16,11 @@ def test_a_suite_names_what_is_run_and_prints_the_papers_table(command, monkeypa
         return StudiedBench(rows, "all rows", {"cores": 2}, {}, studied=rows)
 
     monkeypatch.setattr("research.peers.bench.measure", measure)
-    out = command("suites", "lvspec-2").out
+    written = command("suites", "lvspec-2", "--latex", "table.tex", "--csv", "table.csv")
+    out = written.out
+    assert written.code == 0 and Path("table.csv").read_text().count("\n") == 4
+    rows = [line for line in Path("table.tex").read_text().splitlines() if line.endswith(r"1.00$\times$ \\")]
+    assert [line.partition(" & ")[0] for line in rows] == ["Autoregressive", "without PST", "with PST"]
     assert out.startswith("all rows\ncores 2\n\n### LVSpec Table 2 (`lvspec-2`)\n")
     assert [line.split("`")[1] for line in out.splitlines() if " | `" in line] == ["ar", "lvspec-no-shift", "lvspec"]
     assert command("suites", "papers").out.count("###") == 28
@@ -29,6 +35,7 @@ def test_a_suite_names_what_is_run_and_prints_the_papers_table(command, monkeypa
         (("lvspec-1", "--repeats", "0"), "--repeats"),
         (("lvspec-1", "--draft", "x"), "--target: is needed with --draft"),
         (("lvspec-1", "--turn", " "), "--turn: is empty"),
+        (("pareto", "--csv", "table.csv"), "--csv: pareto is no paper's table"),
     ],
 )
 def test_bad_input_ends_in_one_line(command, args, complaint):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import re
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,10 @@ from vidspec.config.schema import Profile
 from vidspec.errors import UsageError
 
 pytestmark = pytest.mark.full
+
+
+def markdown(names, rows, baseline):
+    return "\n\n".join(map(paper_tables.markdown, paper_tables.paper_tables(names, rows, baseline)))
 
 
 def row(name: str, **fields: object) -> StudiedRow:
@@ -132,7 +139,7 @@ def test_every_row_of_a_replayed_table_has_its_figures(name):
 
 def test_a_papers_table_holds_ours_beside_theirs_in_their_order():
     rows = [row(label, tau=2.5, decode=(1.5, 1.2, 1.8)) for label in reversed(suite("lvspec-1"))]
-    text = paper_tables.markdown(["lvspec-1"], rows, "ar")
+    text = markdown(["lvspec-1"], rows, "ar")
     lines = text.splitlines()
     assert lines[0] == "### LVSpec Table 1 (`lvspec-1`)"
     assert lines[2].endswith("| LLaVA-OneVision 7B/72B | Qwen2.5-VL 7B/7B | LLaVA-OneVision 7B/7B |")
@@ -145,9 +152,36 @@ def test_a_papers_table_holds_ours_beside_theirs_in_their_order():
     assert "speed-up, VDC." in lines[-1]
 
 
+def test_latex_and_csv_of_a_papers_table_have_its_rows_and_columns():
+    rows = [row(label, tau=2.5, decode=(1.5, 1.2, 1.8)) for label in suite("lvspec-1")]
+    found = paper_tables.paper_tables(["lvspec-1", "specvlm-1"], rows, "ar")
+    lines = paper_tables.latex(found[0]).splitlines()
+    assert lines[:2] == ["% vidspec bench: LVSpec Table 1 (lvspec-1)", "% printed: VDC"]
+    assert lines[2:4] == [r"\begin{tabular}{lrrrrrrrrrr}", r"\toprule"] and lines[-2:] == [
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    assert lines[4].startswith(r" & \multicolumn{2}{c}{measured} & \multicolumn{2}{c}{Qwen2.5-VL 7B/32B} & ")
+    assert lines[5].startswith(r"\cmidrule(lr){2-3} \cmidrule(lr){4-5} ")
+    assert lines[6] == r"method" + r" & $\tau$ & speed-up" * 5 + r" \\"
+    methods = [line.partition(" & ")[0] for line in lines if line.endswith(r" \\")][2:]
+    own = r"\multicolumn{11}{l}{Self-SD} \\"
+    names = [name for _, name in TABLES["lvspec-1"].rows]
+    assert methods == [*names, own, *names[1:]]
+    (line, _) = (line for line in lines if line.startswith("LVSpec & "))
+    assert line.startswith(r"LVSpec & 2.50 & 1.50$\times$ & 7.76 & 2.70$\times$ & 7.34 & 2.94$\times$ & -- & ")
+    text = paper_tables.csv_text(found)
+    assert re.match(paper_tables.CSV.mark, text.encode())
+    cells = {(one["table"], one["method"]): one for one in csv.DictReader(io.StringIO(text))}
+    assert len(cells) == sum(len(one.rows) for one in found)
+    ours = cells["LVSpec Table 1", "LVSpec"]
+    assert (ours["accepted length"], ours["speed-up"]) == ("2.5", "1.5")
+    assert ours["LLaVA-OneVision 7B/72B: speed-up"] == "2.94"
+
+
 def test_lengths_are_compared_with_what_the_paper_means_by_them():
     fields = {"tau": 1.0, "tokens_per_target_pass": 2.0, "run_length": 3.0}
-    text = paper_tables.markdown(["parallelvlm-1"], [row(label, **fields) for label in suite("parallelvlm-1")], "ar")
+    text = markdown(["parallelvlm-1"], [row(label, **fields) for label in suite("parallelvlm-1")], "ar")
     lengths = {line.split(" | ")[1]: line.split(" | ")[3] for line in text.splitlines() if " | `" in line}
     assert lengths["`vanilla-sd`"] == "tokens / target pass 2.00" and lengths["`parallelvlm`"] == "run length 3.00"
 
@@ -156,7 +190,7 @@ def test_what_a_pruned_target_reads_and_writes_has_columns_where_there_is_one():
     """ParallelVLM's Table 2 compares at an average retention and prints the accepted share."""
     lossy = {"retention": 0.1, "accepted_by_target": 0.865, "equal": 0}
     rows = [row("ar"), row("pdrop", **lossy), row("parallelvlm"), row("dycoke", **lossy)]
-    lines = paper_tables.markdown(["parallelvlm-2"], rows, "ar").splitlines()
+    lines = markdown(["parallelvlm-2"], rows, "ar").splitlines()
     assert " | end to end | target reads | accepted by target (A) | " in lines[2]
     cells = {line.split("`")[1]: [cell.strip() for cell in line.split("|")[7:9]] for line in lines[4:8]}
     assert cells == {
@@ -165,18 +199,18 @@ def test_what_a_pruned_target_reads_and_writes_has_columns_where_there_is_one():
         "parallelvlm": ["100%", "100%"],
         "dycoke": ["10.0%", "86.5%"],
     }
-    assert "accepted by target" not in paper_tables.markdown(["lvspec-2"], [row("ar"), row("lvspec")], "ar")
+    assert "accepted by target" not in markdown(["lvspec-2"], [row("ar"), row("lvspec")], "ar")
 
 
 def test_a_row_with_two_names_is_in_the_tables_of_both():
     rows = [row("ar"), row("parallelvlm-alpha-0", also=("pearl-video",), decode=(3.0, 3.0, 3.0))]
-    text = paper_tables.markdown(["parallelvlm-3", "hippo-3"], rows, "ar")
+    text = markdown(["parallelvlm-3", "hippo-3"], rows, "ar")
     assert "| `parallelvlm-alpha-0` | 1/1 | - | 3.00x" in text and "| `pearl-video` | 1/1 | - | 3.00x" in text
 
 
 def test_single_questions_stand_beside_the_papers_first_turn_and_not_beside_both():
     rows = [row(label, tokens_per_target_pass=2.0) for label in suite("tabed-1")]
-    text = paper_tables.markdown(["tabed-1"], rows, "ar")
+    text = markdown(["tabed-1"], rows, "ar")
     printed = {line.split("`")[1]: line.rsplit("|", 2)[1].strip() for line in text.splitlines() if " | `" in line}
     assert printed == {"ar": "-", "tabed-m": "2.24", "tabed-t": "2.23", "tabed-mt": "2.31", "tabed-mt-star": "2.31"}
     assert text.splitlines()[-1].endswith("its speed-up, average of the first turn.")
@@ -188,7 +222,7 @@ def test_turns_stand_apart_beside_the_papers_own():
         for turn in range(3)
         for label in suite("tabed-1")
     ]
-    first, second, third = paper_tables.markdown(["tabed-1"], rows, "ar").split("### ")[1:]
+    first, second, third = markdown(["tabed-1"], rows, "ar").split("### ")[1:]
     for text, paper, length in ((first, "2.24", 2), (second, "2", 3)):
         (shown,) = (line for line in text.splitlines() if "`tabed-m`" in line)
         assert shown.rsplit("|", 2)[1].strip() == paper and f"tokens / target pass {length:.2f}" in shown
@@ -201,7 +235,7 @@ def test_turns_stand_apart_beside_the_papers_own():
 
 def test_a_table_without_printed_figures_and_a_row_that_was_left_out():
     rows = [row(label) for label in suite("lvspec-2") if label != "lvspec"]
-    text = paper_tables.markdown(["lvspec-2", "lvspec-5"], rows, "ar")
+    text = markdown(["lvspec-2", "lvspec-5"], rows, "ar")
     assert "`lvspec-no-shift`" in text and "`lvspec`" not in text
     assert text.count("###") == 2 and "paper's pairs" not in text
     assert "| - |" in text  # nothing was drafted: no length

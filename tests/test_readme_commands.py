@@ -53,6 +53,7 @@ ELSEWHERE = {
     r".* --target ": "models of the hub",
     r"vidspec caption '?(s3|hf)://": "a store: tests/runs/test_object_store.py",
     r"ray start": "daemons that every user of a machine shares: test_a_ray_cluster, tests/test_readme_commands.py",
+    r"vidspec train": "wants fifty captions: tests/training/test_command.py",
     r"vidspec models (?!use )[\w./]": "models of the hub, and one's own: tests/models/test_checkpoint.py",
     r".*\binner\.yaml": "wants the files above it: tests/test_readme_example.py",
     r"vidspec caption BROKEN.ts": "a damaged file: tests/video/test_damage.py",

@@ -99,7 +99,7 @@ LINES = {
     "bounds": 17,
     "captioner": 136,
     "channel": 154,
-    "cli": 2940,
+    "cli": 3037,  # the command train and its bars, the list of heads, models remove
     "config": 1936,  # parses times and segments, which runs did, and spells options
     "decoding": 3849,
     "display": 2002,

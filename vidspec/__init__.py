@@ -2,8 +2,8 @@
 
 ``Captioner.from_pretrained("Qwen/Qwen2.5-VL-7B-Instruct").caption("clip.mp4")`` captions a clip; ``stream_text`` yields
 its text, ``stream`` events, ``caption_many`` the captions of many. :func:`run` captions folders and data sets into
-files, and resumes. ``vidspec.aio`` has a captioner for asyncio. Importing the package loads neither torch nor
-transformers; the first use of :class:`Captioner` does.
+files, and resumes; :func:`train` makes a draft head from captions that a target wrote. ``vidspec.aio`` has a captioner
+for asyncio. Importing the package loads neither torch nor transformers; the first use of :class:`Captioner` does.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from vidspec.events.record import Caption
     from vidspec.models.request import CaptionOptions
     from vidspec.runner import run
+    from vidspec.training.train import train
 
 __all__ = [
     "ArgumentError",
@@ -68,6 +69,7 @@ __all__ = [
     "VidspecError",
     "__version__",
     "run",
+    "train",
 ]
 
 #: Module of each name, which is imported on first use; the names that end in Error are in ``vidspec.errors``.
@@ -76,6 +78,7 @@ _MODULES = {
     "CaptionOptions": "vidspec.models.request",
     "Captioner": "vidspec.captioner",
     "run": "vidspec.runner",
+    "train": "vidspec.training.train",
     **dict.fromkeys(
         ("Event", "Finished", "InputsReleased", "Opened", "PrefillProgress", "Prefilled", "Restarted", "Round"),
         "vidspec.events.events",

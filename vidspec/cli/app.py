@@ -33,6 +33,7 @@ from vidspec.cli import (
     review,
     sample,
     serve,
+    train,
 )
 from vidspec.cli.keys import spell_flags
 from vidspec.cli.options import Command, Group, LongHelp
@@ -62,6 +63,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[Callable[..., object], str]]] = {
         "report": (report_page.report, "vidspec report captions.jsonl -o report.html"),
     },
     "Models": {
+        "train": (train.train, "vidspec train captions.jsonl"),
         "models": (models.models, "vidspec models --card 4090"),
         "profiles": (profiles.profiles, "vidspec profiles"),
         "sample": (sample.sample, "vidspec sample --out clips"),

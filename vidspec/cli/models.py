@@ -16,6 +16,7 @@ from vidspec.errors import UsageError
 if TYPE_CHECKING:
     from vidspec.cli.checkpoint import CheckpointReport
     from vidspec.models.known_pairs import KnownModel, MemoryWorkload
+    from vidspec.models.own_heads import OwnHead
     from vidspec.models.recommended import Card
 
 #: Rows for this machine without ``--all``, and the share of free memory that they leave on a device not in the table.
@@ -26,9 +27,10 @@ def models(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[use|get] NAME|FOLDER",
+            metavar="[use|get|remove] NAME|FOLDER",
             help="A listed model, as one types it (qwen3-vl 8b), another hub id or a folder. use NAME makes it the "
-            "default of `vidspec caption`, get NAME downloads it and its listed draft.",
+            "default of `vidspec caption`, get NAME downloads it and its listed draft, remove NAME deletes a head that "
+            "`vidspec train` made.",
             autocompletion=target_names,
             show_default=False,
         ),
@@ -69,7 +71,7 @@ def models(
     Gains are looked up in a table of predictions for NVIDIA GPUs, whose default draft `vidspec caption` takes.
 
     `vidspec models use NAME` makes NAME the default of `vidspec caption` in the user's config; `vidspec models use
-    --none` removes it.
+    --none` removes it. Heads that `vidspec train` made here follow the rows, with date, clips and measured gain.
 
     Memory is weights and KV cache, without pruning and activations; ? means unknown. In a pipe each row is one line,
     separated by tabs: model, memory, gain, command.
@@ -77,11 +79,14 @@ def models(
     Exit codes: 0; with NAME, 3 if it is not supported, memory does not suffice, or its --draft does not fit it.
     """
     from vidspec.models.known_pairs import MemoryWorkload, named_model, published_heads
+    from vidspec.models.own_heads import own_heads
     from vidspec.models.recommended import named_card
 
     width, height = _parse_size(size)
     load = MemoryWorkload(frames, (height, width), max_new_tokens, dtype or "auto")
     verb, *names = words or [""]
+    if verb == "remove":
+        return _remove(names)
     if verb in ("use", "get"):
         inspects = {"--dtype": dtype, "--weights": weights, "--card": card, "--format": form != "text", "--all": every}
         inspects |= {"--frames": frames != 32, "--size": size != "1280x720", "--max-new-tokens": max_new_tokens != 512}
@@ -106,10 +111,14 @@ def models(
             raise UsageError(f"{option} needs the name of a target", hint=f"vidspec models TARGET {option} {value}")
     machine = _Machine.here(load._replace(dtype=dtype or "bfloat16"), on)
     found = machine.rows_of(known) if known is not None else machine.all_rows() if every else machine.best_rows()
+    heads = [head for head in own_heads() if known is None or head.target == known.name]
     if form == "json":
-        print_json([row._asdict() for row in found])
+        own = [{**_head_row(head)._asdict(), "made": head.made, "clips": head.clips} for head in heads]
+        print_json([*(row._asdict() for row in found), *own])
     else:
         _print_rows(found)
+        for head in heads:
+            _print_head(head)
         if known is not None and not {row.draft for row in found}.isdisjoint(head.name for head in published_heads()):
             print_note("no published head has been run here: --baseline measures what it gains")
     if not found:
@@ -131,6 +140,28 @@ def _choose(verb: str, names: list[str], draft: str | None, others: Sequence[str
     if none:
         raise UsageError("models get: takes no --none", hint="vidspec models use --none")
     return choosing.download_models(names, draft)
+
+
+def _remove(names: Sequence[str]) -> int:
+    from vidspec.models.own_heads import remove_head
+
+    if len(names) != 1:
+        raise UsageError("models remove: takes the name of one head", hint="vidspec models lists them")
+    head = remove_head(names[0])
+    print(f"{head.name}: removed, a head of {head.target}")
+    return 0
+
+
+def _head_row(head: OwnHead) -> ModelRow:
+    command = f"vidspec caption clip.mp4 --target {shlex.quote(head.target)}"
+    return ModelRow(head.target, head.name, None, round(head.decode, 2), None, command)
+
+
+def _print_head(head: OwnHead) -> None:
+    """Print the line of a head that was trained here."""
+    gain = f"{head.decode:.1f}x plain decoding, measured" if head.gains else "gains too little, not used"
+    clips = f"{head.clips} clips"
+    print_rows([(f"{head.target} with {head.name}", f"trained {head.made}", clips, gain)])
 
 
 def _parse_size(size: str) -> tuple[int, int]:

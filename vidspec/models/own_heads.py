@@ -22,7 +22,18 @@ from vidspec.files import write_whole
 from vidspec.models.hub import is_local
 from vidspec.user_cache import cache_file
 
-__all__ = ["LEAST_GAIN", "OwnHead", "add_head", "find_head", "own_heads", "remove_head", "weights_digest"]
+__all__ = [
+    "LEAST_GAIN",
+    "OwnHead",
+    "add_head",
+    "drafting_keys",
+    "find_head",
+    "head_name",
+    "own_heads",
+    "remove_head",
+    "today",
+    "weights_digest",
+]
 
 #: Gain in decoding over plain decoding from which on a head is the default draft of its target.
 LEAST_GAIN = 1.05
@@ -61,9 +72,19 @@ class OwnHead:
         return _folder() / self.name
 
     @property
+    def keys(self) -> dict[str, object]:
+        """Keys of a profile that drafts with it, over those of the default profile."""
+        return drafting_keys(str(self.folder), self.kind)
+
+    @property
     def gains(self) -> bool:
         """True if it is the default draft of its target."""
         return self.decode >= LEAST_GAIN
+
+
+def drafting_keys(head: str, kind: str) -> dict[str, object]:
+    """Return keys of a profile that drafts with a head, a hub id or folder, over states of text rows."""
+    return {"name": "own-head", "models.draft": head, "draft.kind": kind, "draft.options": {"visual": "none"}}
 
 
 def _folder() -> Path:

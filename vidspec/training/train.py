@@ -27,17 +27,19 @@ from vidspec.errors import OutputError, UsageError, option
 from vidspec.files import FileLock
 from vidspec.models import loading
 from vidspec.models.dflash import load_block_head
-from vidspec.models.own_heads import OwnHead, add_head, head_name, today, weights_digest
+from vidspec.models.own_heads import OwnHead, add_head, drafting_keys, head_name, today, weights_digest
 from vidspec.models.video_language_model import VideoLanguageModel
+from vidspec.runner import run
+from vidspec.runs.sources.base import EXTENSIONS
 from vidspec.runs.store.places import read_captions
 from vidspec.training.captions import FEWEST, LearnableCaptions, learnable_captions
-from vidspec.training.head import SharedWeights, TrainedBlocks
+from vidspec.training.head import BLOCK, SharedWeights, TrainedBlocks
 from vidspec.training.states import CaptionedClip, StatesFile, hold_out, write_states
-from vidspec.training.steps import HeadTraining, StepsProgress, TrainingLimits
+from vidspec.training.steps import BLOCKS, CLIPS, GPU_CLIPS, HeadTraining, StepsProgress, TrainingLimits
 from vidspec.training.verdict import DRAFTING, MeasuredClip, Verdict, measure
 from vidspec.user_cache import cache_file
 
-__all__ = ["Planned", "StatesProgress", "Trained", "TrainingEvent", "train"]
+__all__ = ["ClipCaptioned", "Planned", "StatesProgress", "Trained", "TrainingEvent", "train"]
 
 #: Room that is left on the disk.
 SPARE = 1 << 30
@@ -72,6 +74,13 @@ class Planned:
 
 
 @dataclass(frozen=True)
+class ClipCaptioned:
+    """A clip has been captioned, as there was no caption to learn from; ``number`` counts them."""
+
+    number: int
+
+
+@dataclass(frozen=True)
 class StatesProgress:
     """Captions whose states have been read, of all; ``left_out`` could not be read."""
 
@@ -97,7 +106,7 @@ class Trained:
     out: Path | None
 
 
-TrainingEvent: TypeAlias = Planned | StatesProgress | StepsProgress | MeasuredClip | Trained
+TrainingEvent: TypeAlias = ClipCaptioned | Planned | StatesProgress | StepsProgress | MeasuredClip | Trained
 
 
 def train(
@@ -133,10 +142,37 @@ def train(
     if not 0 < minutes <= 24 * 60 * 7:
         raise UsageError(f"{option('minutes', minutes)}: must be more than 0, and at most a week")
     places = [Path(captions)] if isinstance(captions, str | os.PathLike) else [Path(place) for place in captions]
+    options = begin, blocks, seed, disk, None if out is None else Path(out)
+    if any(map(_holds_clips, places)):
+        return _train_on_clips(places, target, options, TrainingLimits(minutes, steps))
     found = learnable_captions(read_captions(places), target, ", ".join(map(str, places)))
-    return _Training(found, begin, blocks, seed, disk, None if out is None else Path(out)).run(
-        TrainingLimits(minutes, steps)
-    )
+    return _Training(found, *options).run(TrainingLimits(minutes, steps))
+
+
+#: Head to begin with, blocks, seed, bytes of the disk and folder to write to.
+_Options: TypeAlias = tuple[str | None, int, int, int | None, Path | None]
+
+
+def _holds_clips(place: Path) -> bool:
+    """Return True for a video, and for a folder without captions."""
+    if place.is_dir():
+        return not len(read_captions([place]))
+    return place.suffix.lower()[1:] in EXTENSIONS
+
+
+def _train_on_clips(
+    places: Sequence[Path], target: str | None, options: _Options, limits: TrainingLimits
+) -> Generator[TrainingEvent, None, None]:
+    """Caption clips into a file of the cache, which a later call continues, and train on them."""
+    named = json.dumps([target, *(os.path.abspath(place) for place in places)])
+    folder = cache_file("training", blake2b(named.encode(), digest_size=6).hexdigest())
+    folder.mkdir(parents=True, exist_ok=True)
+    models = {} if target is None else {"target": target}
+    for number, _ in enumerate(run(map(str, places), output=folder / "captions.jsonl", **models), 1):
+        yield ClipCaptioned(number)
+    found = learnable_captions(read_captions([folder / "captions.jsonl"]), target, ", ".join(map(str, places)))
+    yield from _Training(found, *options).run(limits)
+    shutil.rmtree(folder)
 
 
 class _Training:
@@ -245,7 +281,9 @@ class _Training:
         parameters = sum(tensor.numel() for tensor in head.tensors.values())
         states = sum(_bytes_of(file, clip) for clip in both)
         continues = len(file) > 0 or (self.folder / "training.pt").exists()
-        needed = training_bytes(head)
+        weights = head.shared
+        shared = weights.embedding.nbytes + (0 if weights.output is weights.embedding else weights.output.nbytes)
+        needed = training_bytes(parameters, shared, weights.vocabulary, gpu=weights.embedding.device.type != "cpu")
         return Planned(
             self.name,
             len(trained),
@@ -310,25 +348,23 @@ class _Training:
 
 def drafting_profile(plain: Profile, head: str) -> Profile:
     """Return the profile of a target that drafts with a block head, from that of its plain decoding."""
-    keys: dict[str, object] = {
-        "name": "own-head",
-        "models.draft": head,
-        "draft.kind": "dflash",
-        "draft.options": {"visual": "none"},
-    }
-    return profiles.override(plain, {**keys, **DRAFTING})
+    return profiles.override(plain, {**drafting_keys(head, "dflash"), **DRAFTING})
 
 
-def training_bytes(head: TrainedBlocks) -> int:
-    """Return about the most bytes that training a head takes: weights, gradients, their moments, average, logits."""
-    from vidspec.training.steps import BLOCKS, CLIPS, GPU_CLIPS
+def training_bytes(numbers: int, shared: int, vocabulary: int, *, gpu: bool) -> int:
+    """Return about the most bytes that training a head takes, the libraries aside.
 
-    numbers, shared = sum(tensor.numel() for tensor in head.tensors.values()), head.shared
-    clips = CLIPS if shared.embedding.device.type == "cpu" else GPU_CLIPS
-    rows = clips * BLOCKS * head.size
-    fixed = shared.embedding.nbytes + (0 if shared.output is shared.embedding else shared.output.nbytes)
-    each = 5 * 4 + (0 if head.dtype is torch.float32 else 2 * head.dtype.itemsize)
-    return fixed + numbers * each + 6 * 4 * rows * shared.vocabulary
+    Weights, gradients, two moments and the average in float32, on a GPU a copy and its gradients in 16 bits; the
+    target's embedding and output head; six times the logits of a step.
+
+    Args:
+        numbers: of the head.
+        shared: bytes of the target's embedding and output head.
+        vocabulary: of the target.
+        gpu: True for a head on a GPU.
+    """
+    rows = (GPU_CLIPS if gpu else CLIPS) * BLOCKS * BLOCK
+    return shared + numbers * (24 if gpu else 20) + 6 * 4 * rows * vocabulary
 
 
 def _bytes_of(file: StatesFile, clip: CaptionedClip) -> int:

@@ -135,3 +135,15 @@ def test_files_next_to_clips_and_a_table_share_a_journal_that_each_finds_again(v
     Path("k/a/good.txt").write_text("mine\n")
     ran = vidspec("caption", "k", "--format", "txt", "--template", "v2 {caption}")
     assert "1 edited file was kept: k/a/good.txt" in ran.err and Path("k/b/good.txt").read_text().startswith("v2")
+
+
+def test_a_table_added_to_files_next_to_clips_continues_their_run(vidspec):
+    """Although the journal of the table is beside it."""
+    named = ("--name", "{stem}{suffix}")
+    assert vidspec("caption", "k", "--format", "txt", "--template", "ohwx, {caption}").code == 0
+    Path("k/a/good.txt").write_text("mine\n")
+    captioned()
+    for _ in range(2):
+        assert vidspec("caption", "k", "--format", "txt,csv", "--template", "ohwx, {caption}", *named).code == 0
+        assert not captioned() and Path("captions.csv").read_text().count("ohwx") == 2
+        assert Path("k/a/good.txt").read_text() == "mine\n" and not list(Path().rglob("*~"))

@@ -217,6 +217,24 @@ def test_sidecars_mirror_the_tree(tmp_path, monkeypatch, recorded):
     }
 
 
+def test_a_run_that_resumes_reads_no_caption_file(clips, recorded, settings, monkeypatch):
+    """There may be a hundred thousand."""
+    output = sidecars("txt", clips)
+    for clip in clips:
+        note(output, recorded, clip)
+    output.close(clips, complete=True)
+    read = Path.read_bytes
+
+    def read_bytes(path):
+        assert path.suffix != ".txt", path
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    output, tally = sidecars("txt", clips), Tally()
+    assert not plan_clips(clips, output, *settings, tally) and tally.earlier == 3
+    output.close(clips, complete=True)
+
+
 def test_a_sidecar_waits_for_its_last_segment(clips, recorded):
     output = sidecars("srt", clips)
     for number in range(2):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from vidspec.config.run_spec import ExistingFiles
 from vidspec.errors import OutputError
 from vidspec.events.record import RecordDict
 from vidspec.events.tally import counted
-from vidspec.files import back_up, backup_of, encode_line, permissions, write_whole
+from vidspec.files import NamedPath, back_up, backup_of, encode_line, permissions, write_whole
 from vidspec.runs.job import Job
 from vidspec.runs.renderers import ONE_CLIP, PendingFile, Renderer, failing_one_clip, in_order, make_folder
 from vidspec.runs.store.file_marks import MarkedCaption
@@ -87,8 +87,12 @@ class ClipFiles(Renderer):
             path = names.path(job)
             mark = self.store.journals.of(job).index.marks.latest(path)
             of_others = mark is not None and (mark.settings, mark.format) != (settings, names.form.name)
-            if of_others or not os.path.exists(path) or self._waits(self.store.state(job, path)):
+            late = self._existing != "skip"  # only then is the file read
+            if of_others or not os.path.exists(path) or (late and self._waits(self.store.state(job, path))):
                 yield names
+
+    def outputs(self, jobs: Iterable[Job]) -> Iterator[NamedPath]:
+        return (("the file of a clip", names.path(job)) for names in self.names for job in jobs)
 
     def check(self, job: Job) -> None:
         for path in (names.path(job) for names in self.names):

@@ -22,14 +22,6 @@ if TYPE_CHECKING:
     from vidspec.runs.store.run_lines import CaptionRun
     from vidspec.runs.store.sidecars import SegmentNames, SidecarNames
 
-__all__ = [
-    "check_files",
-    "open_store",
-    "plan_renderers",
-    "writes_clip_file",
-    "writes_parts",
-]
-
 
 def writes_parts(spec: RunSpec, forms: Sequence[OutputFormat], entries: Sequence[Job]) -> bool:
     """Return True if each shard gets an output file of its own; all inputs must be shards.
@@ -225,11 +217,8 @@ def check_files(spec: RunSpec, renderers: Sequence[Renderer], entries: Sequence[
     from vidspec.config.files import named_file
     from vidspec.runs.clip_files import ClipFiles
     from vidspec.runs.part_files import PartFiles
-    from vidspec.runs.run_file import RunFile
-    from vidspec.runs.segment_files import SegmentFiles
-    from vidspec.runs.store.file_marks import hidden_journal
+    from vidspec.runs.renderers import OUTPUT
     from vidspec.runs.stores import is_url
-    from vidspec.runs.writers import FileLines, Stream
 
     clips = [entry.path for entry in entries]
     if spec.trace is not None:
@@ -255,20 +244,11 @@ def check_files(spec: RunSpec, renderers: Sequence[Renderer], entries: Sequence[
     others: list[NamedPath] = [
         (option(name), path) for name in ("trace", "report") if (path := getattr(spec, name)) is not None
     ]
-    output = option("output" if spec.output is not None else "output_dir")
+    option_of_outputs = option("output" if spec.output is not None else "output_dir")
     written: list[NamedPath] = []
     for one in renderers:
-        if isinstance(one, RunFile):
-            written.append((output, one.path))
-            if not one.form.is_journal:
-                written.append(("the journal of the output", hidden_journal(one.path)))
-        elif isinstance(one, Stream) and isinstance(one.lines, FileLines):
-            written.append((output, one.lines.path))
-        elif isinstance(one, PartFiles) and not is_url(one.folder):
-            names = {Path(entry.path).stem + one.form.suffix for entry in entries}
-            written += [(output, Path(one.folder, name)) for name in names]  # PartFiles refuses equal names
-        elif isinstance(one, ClipFiles) and not isinstance(one, SegmentFiles) and others:
-            written += [("the file of a clip", name.path(entry)) for name in one.names for entry in entries]
+        if others or not isinstance(one, ClipFiles):  # these may be a million
+            written += [(option_of_outputs if name == OUTPUT else name, path) for name, path in one.outputs(entries)]
     check_distinct([*written, *others], read)
 
 

@@ -9,24 +9,22 @@ import hashlib
 import os
 import posixpath
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
-from vidspec.errors import OutputError, UsageError, option
+from vidspec.errors import UsageError, option
 from vidspec.events.record import RecordDict
-from vidspec.files import back_up
+from vidspec.files import NamedPath, back_up
 from vidspec.runs.formats.base import PartFormat, PartSummary
 from vidspec.runs.job import Job
-from vidspec.runs.renderers import ONE_CLIP, Renderer, make_folder
+from vidspec.runs.renderers import OUTPUT, Renderer, failing_one_clip, make_folder
 from vidspec.runs.store.file_marks import hidden_journal
 from vidspec.runs.store.records import clip_id
 from vidspec.runs.stores import back_up_url, is_url, join_url, list_names, open_url, retry, write_url
 
 if TYPE_CHECKING:
     from vidspec.runs.run_store import RunStore
-
-__all__ = ["PartFiles"]
 
 T = TypeVar("T")
 
@@ -87,6 +85,9 @@ class PartFiles(Renderer):
             for shard, part in self._earlier.items()
             if not self._journal_of(shard).exists() and not (self._retry and part.failed)
         }
+
+    def outputs(self, jobs: Iterable[Job]) -> Iterator[NamedPath]:
+        return ((OUTPUT, name) for name in sorted({*self._names.values()}) if not is_url(name))
 
     def name(self, shard: str) -> str:
         """Return the path or URL of a shard's part."""
@@ -149,13 +150,10 @@ class PartFiles(Renderer):
         shard = job.shard or job.path
         del self._clips_left[shard]
         journal = self.store.journals.of(job)
-        try:
+        with failing_one_clip(self.name(shard)):
             journal.compact(self._clips.pop(shard))
             content = self.form.content(one for one in journal.records() if one["job"]["settings"] == settings)
             write_url(self.name(shard), content)
-        except OutputError as error:
-            hint = "run the same command again once it can be; nothing is captioned twice"
-            raise OutputError(error.message, hint=hint, kind=ONE_CLIP) from None
         self.store.journals.end(job)
 
     def _read_summary(self, name: str) -> PartSummary:

@@ -22,15 +22,13 @@ from vidspec.runs.rendering import check_template
 from vidspec.runs.run import exit_code
 from vidspec.runs.run_store import RunStore
 from vidspec.runs.sources.base import shard_members
-from vidspec.runs.store.journal import JournalEntry
+from vidspec.runs.store.journal_index import JournalEntry
 from vidspec.runs.store.records import FileContent, content_of, raw_caption, record_of, settings_digest
 from vidspec.signals import defer_signals
 
 if TYPE_CHECKING:
     from vidspec.config.run_spec import RunSpec
     from vidspec.config.schema import Profile
-
-__all__ = ["RemainingJobs", "caption_remaining", "is_left", "plan_clips", "plan_shards", "remaining_parts"]
 
 #: Clips with parts left to caption; an iterator finds those of shards as they are drawn.
 RemainingJobs: TypeAlias = list[Job] | Iterator[Job]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vidspec.errors import OutputError
+from vidspec.errors import OutputError, option
 from vidspec.events.record import RecordDict
+from vidspec.files import NamedPath
 from vidspec.runs.job import Job
 from vidspec.runs.store.journal import unwritable_error
 from vidspec.runs.store.journal_index import JournalEntry
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Kind of an OutputError that concerns one clip; after any other kind nothing more can be written.
 ONE_CLIP = "sidecar"
+#: Name of the option that names the output, in :meth:`Renderer.outputs`.
+OUTPUT = option("output")
 
 
 class PendingFile(NamedTuple):
@@ -47,6 +50,10 @@ class Renderer:
     def place(self) -> str:
         """Name of the place where the records are shown, for a preview of the run."""
         return ""
+
+    def outputs(self, jobs: Iterable[Job]) -> Iterable[NamedPath]:
+        """Return the files that are written for these clips or shards, each with the option that names it."""
+        return ()
 
     def open(self, store: RunStore) -> None:
         """Join a store whose journals are open; nothing is written yet.

@@ -30,7 +30,8 @@ from vidspec.runs.run_settings import profile_keys
 from vidspec.runs.sources.base import is_shard
 from vidspec.runs.store.caption_set import CaptionState, caption_state
 from vidspec.runs.store.file_marks import folder_journals
-from vidspec.runs.store.journal import JournalEntry, lock_file
+from vidspec.runs.store.journal import lock_file
+from vidspec.runs.store.journal_index import JournalEntry
 from vidspec.runs.store.known_journals import KnownJournals
 from vidspec.runs.store.records import FileContent, clip_id, record_of
 from vidspec.runs.store.run_lines import CaptionRun

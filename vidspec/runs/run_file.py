@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vidspec.errors import OutputError, UsageError, option
 from vidspec.events.record import RecordDict
-from vidspec.files import back_up, backup_of, behind_link, encode_line, open_own, replacing
+from vidspec.files import NamedPath, back_up, backup_of, behind_link, encode_line, open_own, replacing
 from vidspec.runs.formats.base import OutputFormat, format_names, make_format
 from vidspec.runs.job import Job
-from vidspec.runs.renderers import Renderer
+from vidspec.runs.renderers import OUTPUT, Renderer
 from vidspec.runs.store.file_marks import hidden_journal
 from vidspec.runs.store.journal import Journal, is_same_file, missing_file_error, unwritable_error
 from vidspec.runs.store.known_journals import FileState
@@ -44,6 +44,11 @@ class RunFile(Renderer):
     @property
     def place(self) -> str:
         return f"into {self.path}"
+
+    def outputs(self, jobs: Iterable[Job]) -> Iterator[NamedPath]:
+        yield OUTPUT, self.path
+        if not self.form.is_journal:
+            yield "the journal of the output", hidden_journal(self.path)
 
     @property
     def _is_journal(self) -> bool:

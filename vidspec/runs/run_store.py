@@ -64,9 +64,12 @@ class RunStore:
         self.known = KnownJournals()
         find = _journal_place(self.renderers, label, self.known)
         self.cuts = any(isinstance(one, SegmentFiles) for one in self.renderers)
-        #: Finds captions that other runs left in the clips' own folders, of a run that writes no files there.
+        #: Finds captions that other runs left in the clips' own folders, of a run whose journal is elsewhere.
         self._beside: JournalFinder | None = None
-        if self.renderers and not overwrite and all(isinstance(one, RunFile | SegmentFiles) for one in self.renderers):
+        beside = [one for one in self.renderers if isinstance(one, ClipFiles) and not one.of_segments]
+        elsewhere = files or (self.cuts and not beside)
+        others = [one for one in self.renderers if not isinstance(one, RunFile | ClipFiles)]
+        if elsewhere and not (overwrite or others or any(one.names[0].folder for one in beside)):
             self._beside = JournalFinder(SidecarNames(make_format("txt"), None, None, ""), self.known)
         self._file_journal = find(None) if find is not None and files else None
         self.journals = RunJournals(
@@ -166,9 +169,9 @@ class RunStore:
     @property
     def kept_hint(self) -> str:
         """The option that captions the clips whose files are kept."""
-        if self._beside is not None:
-            return "--overwrite captions them for this file"
-        return "--existing replace replaces those that no run wrote"
+        if any(isinstance(one, ClipFiles) and not one.of_segments for one in self.renderers):
+            return "--existing replace replaces those that no run wrote"
+        return "--overwrite captions them for this file"
 
     def captions(self, *, settings: Mapping[str, str] | None = None) -> CaptionSet:
         """Return what is known of the captions of the run's journal, with the texts that hold now.

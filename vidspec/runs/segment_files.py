@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -19,6 +19,7 @@ from vidspec.config.schema import Profile
 from vidspec.errors import OutputError, VidspecError
 from vidspec.events.record import RecordDict
 from vidspec.events.tally import counted
+from vidspec.files import NamedPath
 from vidspec.runs.allowance import fetch_limits
 from vidspec.runs.clip_files import ClipFiles
 from vidspec.runs.formats.base import flat_record
@@ -82,6 +83,9 @@ class SegmentFiles(ClipFiles):
     @property
     def place(self) -> str:
         return f"a video and a caption for each segment in {self._segment_names.folder}"
+
+    def outputs(self, jobs: Iterable[Job]) -> Iterator[NamedPath]:
+        return iter(())  # in a folder of their own
 
     def leaves(self, job: Job) -> bool:
         return False  # its segments are not known yet

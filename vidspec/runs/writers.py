@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 from vidspec.errors import LostOutputError
 from vidspec.events.record import RecordDict
 from vidspec.events.wrapping import WordWrap, terminal_columns
-from vidspec.files import encode_line
+from vidspec.files import NamedPath, encode_line
 from vidspec.runs.formats.base import OutputFormat
 from vidspec.runs.job import Job
-from vidspec.runs.renderers import Renderer, in_order
+from vidspec.runs.renderers import OUTPUT, Renderer, in_order
 from vidspec.runs.store.journal import unwritable_error
 from vidspec.runs.store.records import clip_id
-
-__all__ = ["FileLines", "Lines", "StdoutLines", "Stream"]
 
 
 class StdoutLines:
@@ -126,6 +124,9 @@ class Stream(Renderer):
         return (
             f"into {self.lines.path}" if isinstance(self.lines, FileLines) else f"{self.form.name} to standard output"
         )
+
+    def outputs(self, jobs: Iterable[Job]) -> list[NamedPath]:
+        return [(OUTPUT, self.lines.path)] if isinstance(self.lines, FileLines) else []
 
     def add(self, job: Job, record: RecordDict) -> None:
         clip = clip_id(job)

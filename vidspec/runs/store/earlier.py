@@ -15,8 +15,6 @@ from vidspec.runs.rendering import names_in_braces, template_fields
 from vidspec.runs.store.file_marks import hidden_journal
 from vidspec.runs.store.run_lines import CaptionRun, RunLines
 
-__all__ = ["with_earlier_texts"]
-
 #: Fields of which one asks about the clips.
 _QUESTIONS = ("prompt", "style", "turn")
 _TEXTS = ("template", "rewrite", *_QUESTIONS)

@@ -26,17 +26,6 @@ from vidspec.runs.store.file_marks import FileMark, FileMarks, MarkedCaption, hi
 from vidspec.runs.store.journal_index import JournalEntry, JournalIndex, is_in_place
 from vidspec.runs.store.run_lines import CaptionRun, RunLines, is_run_line
 
-__all__ = [
-    "Journal",
-    "JournalEntry",
-    "is_same_file",
-    "lock_file",
-    "missing_file_error",
-    "parse_record",
-    "unwritable_error",
-]
-
-
 #: Types of the keys that place a record among others.
 _TYPES = {
     **dict.fromkeys(("path", "clip", "settings"), str),

@@ -18,8 +18,6 @@ from vidspec.runs.store.records import FileContent
 if TYPE_CHECKING:
     from vidspec.runs.store.journal import Journal
 
-__all__ = ["JournalEntry", "JournalIndex", "is_in_place"]
-
 
 class JournalEntry(NamedTuple):
     """Index entry of a record in a journal: its place in the file (bytes) and its identity.

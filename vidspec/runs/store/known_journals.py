@@ -47,7 +47,9 @@ class KnownJournals:
 
     def read(self, path: Path) -> Journal | None:
         """Return a journal as it is now; None if it cannot be read, or is a link or a device, which no run made."""
-        path = Path(os.path.realpath(path.parent), path.name)
+        return self._as_it_is(Path(os.path.realpath(path.parent), path.name))
+
+    def _as_it_is(self, path: Path) -> Journal | None:
         if path in self._own:
             return self._own[path]
         try:
@@ -66,8 +68,8 @@ class KnownJournals:
         folder = Path(os.path.realpath(file.parent))
         if folder not in self._near:
             paths = [path for one in (*reversed(folder.parents), folder) for path in folder_journals(one)]
-            self._near[folder] = [found for path in paths if (found := self.read(path)) is not None]
-        hidden = self.read(hidden_journal(folder / file.name))
+            self._near[folder] = [found for path in paths if (found := self._as_it_is(path)) is not None]
+        hidden = self._as_it_is(hidden_journal(folder / file.name))
         return self._near[folder] if hidden is None else [*self._near[folder], hidden]
 
     def marks(self, file: Path, own: Iterable[Journal] = ()) -> list[tuple[Journal, FileMark]]:

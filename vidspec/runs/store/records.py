@@ -20,18 +20,6 @@ if TYPE_CHECKING:
     from vidspec.config.run_spec import RunSpec
     from vidspec.config.schema import Profile
 
-__all__ = [
-    "INPUT_KEYS",
-    "LEAN_KEYS",
-    "FileContent",
-    "clip_id",
-    "content_of",
-    "lean_record",
-    "raw_caption",
-    "record_of",
-    "settings_digest",
-]
-
 #: Keys of a line of ``--format jsonl``: no measurements, so that the same captions give the same bytes.
 LEAN_KEYS = (
     "path",

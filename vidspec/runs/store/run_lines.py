@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from vidspec.config.run_spec import RunSpec
     from vidspec.config.schema import Profile
 
-__all__ = ["CaptionRun", "RunLine", "RunLines", "is_run_line"]
-
 #: Beginning of a line; no record begins like this.
 _RUN = b'{"run": '
 #: Fields of a spec that name clips: a record has its own, and there may be a million.

@@ -1,6 +1,6 @@
 """One layout of the tokens that a draft sees, which panel and page draw."""
 
-from vidspec.display.heatmap import FrameRaster, cells_of
+from vidspec.display.heatmap import rasters_of
 from vidspec.events.events import Prefilled
 
 #: Two frames of 2 x 3 cells with a separator between them; the last row is a second raster of one column.
@@ -11,11 +11,8 @@ SEEN = Prefilled(
 
 
 def test_every_raster_of_every_frame():
-    cells = cells_of(SEEN)
-    assert cells.layers == (FrameRaster(0, 1, 3), FrameRaster(1, 1, 1)) and [layer.size for layer in cells.layers] == [
-        3,
-        1,
-    ]
-    shown = [cells.of(frame, layer).tolist() for frame in (0, 1) for layer in cells.layers]
+    rasters = rasters_of(SEEN)
+    assert [one.kept.shape for one in rasters] == [(2, 1, 3), (2, 1, 1)]
+    shown = [one.kept[frame].tolist() for frame in (0, 1) for one in rasters]
     assert shown == [[[False, True, False]], [[True]], [[False] * 3], [[True]]]
-    assert [cells.levels(1, layer)[0].tolist() for layer in cells.layers] == [[[6, 7, 8]], [[9]]]
+    assert [one.ranks[0][1].tolist() for one in rasters] == [[[6, 7, 8]], [[9]]]

@@ -20,7 +20,6 @@ from tests.models.parity import PROMPT, ParityCase, check_generate
 from tests.models.record_preprocess_minicpmv import CASES, STEP, frames
 from tests.models.test_known_pairs import sizes
 from tests.ready_clips import read_requests, serve_captions
-from vidspec.display.heatmap import rasters
 from vidspec.embedded.samples import shipped
 from vidspec.errors import ModelError
 from vidspec.models import loading
@@ -153,7 +152,6 @@ def test_places_are_those_in_the_frame(case):
     """The rows of the slices, here two rows of three with four tokens each, come below those of the whole."""
     seen = case.seen
     assert seen.grid == (FRAMES, 6, 6) and seen.views == ((2, 2), (4, 6)) and seen.slices == (2, 3)
-    assert rasters(seen.grid, seen.views) == [(0, 2, 2), (2, 4, 6)]
     places = list(zip(seen.row.tolist(), seen.column.tolist(), strict=True))[:28]
     assert places[:8] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)]
     assert places[8] == (2, 2) and places[16] == (4, 0) and len({*places}) == 28

@@ -1,14 +1,13 @@
 """Visual tokens that the draft sees, by frame: cells of a grid, and an overlay for a frame.
 
-Panel and page both draw the result of :func:`cells_of`.
+Panel and page both draw the result of :func:`rasters_of`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,72 +27,31 @@ LONGEST = 24
 BLOCKS, ASCII_BLOCKS = "·▁▂▃▄▅▆▇█", ".:-=+*#%@"
 
 
-@dataclass(frozen=True)
-class FrameRaster:
-    """A raster of tokens that covers the whole frame: its first row in the grid, its rows and its columns."""
-
-    first: int
-    rows: int
-    columns: int
-
-    @property
-    def size(self) -> int:
-        return self.rows * self.columns
-
-    @property
-    def place(self) -> tuple[slice, slice]:
-        """Slices of its rows and columns in the grid."""
-        return slice(self.first, self.first + self.rows), slice(self.columns)
-
-
-@dataclass(frozen=True, eq=False)
-class Cells:
-    """Visual tokens by grid cell. Separators have no cell and are left out.
+class TokenRaster(NamedTuple):
+    """Visual tokens by their cells in a raster over the whole frame; separators have no cell and are left out.
 
     Attributes:
-        kept, there: (frames, rows, columns) bool: the draft sees a token in the cell; the cell has a token.
-        layers: the rasters of a frame, stacked by rows in the grid; usually one.
+        kept: (frames, rows, columns) bool, True where the draft sees the token.
         ranks: for each signal (frames, rows, columns) uint8, 0 where there is no token.
     """
 
     kept: NDArray[np.bool_]
-    there: NDArray[np.bool_]
-    layers: tuple[FrameRaster, ...]
     ranks: tuple[NDArray[np.uint8], ...]
-
-    def of(self, frame: int, layer: FrameRaster) -> NDArray[np.bool_]:
-        """Return the (rows, columns) mask of the tokens of one frame that the draft sees."""
-        shown: NDArray[np.bool_] = self.kept[frame][layer.place]
-        return shown
-
-    def levels(self, frame: int, layer: FrameRaster) -> list[NDArray[np.uint8]]:
-        """Return the (rows, columns) ranks over one frame for each signal."""
-        return [ranks[frame][layer.place] for ranks in self.ranks]
 
 
 @lru_cache(maxsize=4)  # the panel is redrawn many times a second
-def cells_of(seen: Prefilled) -> Cells:
-    """Return the grid cells of the visual tokens shown to a draft."""
-    cells = np.asarray(seen.cells, np.int64)
-
-    def mask_of(tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-        mask = np.zeros(seen.grid, np.bool_)
-        mask.reshape(-1)[tokens[tokens >= 0]] = True
-        return mask
-
-    ranks = []
-    for _, by_token in seen.signals:
-        ranks.append(np.zeros(seen.grid, np.uint8))
-        ranks[-1].reshape(-1)[cells[cells >= 0]] = np.frombuffer(by_token, np.uint8)[cells >= 0]
-    layers = tuple(FrameRaster(*one) for one in rasters(seen.grid, seen.views))
-    return Cells(mask_of(cells[np.asarray(seen.kept, np.int64)]), mask_of(cells), layers, tuple(ranks))
-
-
-def rasters(grid: tuple[int, int, int], views: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Return (first row in the grid, rows, columns) of each raster of a frame; a single one without views."""
+def rasters_of(seen: Prefilled) -> list[TokenRaster]:
+    """Return the rasters of the visual tokens shown to a draft; usually one, several for tiles or slices."""
+    cells, kept = np.asarray(seen.cells, np.int64), np.zeros(seen.grid, np.bool_)
+    shown = cells[np.asarray(seen.kept, np.int64)]
+    kept.reshape(-1)[shown[shown >= 0]] = True
+    ranks = [np.zeros(seen.grid, np.uint8) for _ in seen.signals]
+    for grid, (_, by_token) in zip(ranks, seen.signals, strict=True):
+        grid.reshape(-1)[cells[cells >= 0]] = np.frombuffer(by_token, np.uint8)[cells >= 0]
     found, first = [], 0
-    for rows, columns in views or (grid[1:],):
-        found.append((first, rows, columns))
+    for rows, columns in seen.views or (seen.grid[1:],):
+        place = slice(None), slice(first, first + rows), slice(columns)
+        found.append(TokenRaster(kept[place], tuple(one[place] for one in ranks)))
         first += rows
     return found
 

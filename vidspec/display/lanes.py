@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rich.text import Text
 
@@ -18,20 +17,8 @@ ACCEPTED, WASTED, WAITING = "green", "red", "dim"
 LANE = len("target ")
 
 
-@dataclass(frozen=True)
-class LaneGlyphs:
-    """Characters of the lanes."""
-
-    accepted: str = "■"
-    wasted: str = "□"
-    line: str = "─"
-    edge: str = "├"
-    waiting: str = "·"
-
-    @classmethod
-    def ascii(cls) -> LaneGlyphs:
-        """Return glyphs for terminals without box characters."""
-        return cls("#", "x", "-", "|", ".")
+#: Characters of accepted and wasted work, of a pass, its beginning and of waiting; those for terminals without boxes.
+GLYPHS, ASCII_GLYPHS = ("■", "□", "─", "├", "·"), ("#", "x", "-", "|", ".")
 
 
 def draw_lanes(rounds: Sequence[Round], width: int, *, ascii_only: bool = False) -> list[Text]:
@@ -53,7 +40,7 @@ def draw_lanes(rounds: Sequence[Round], width: int, *, ascii_only: bool = False)
     columns = width - LANE
     if columns < 1 or span <= 0:
         return []
-    glyphs = LaneGlyphs.ascii() if ascii_only else LaneGlyphs()
+    accepted, wasted, line, edge, idle = glyphs = ASCII_GLYPHS if ascii_only else GLYPHS
     target, draft = Text("target "), Text("draft  ")
     place = 0
     for before, one in zip(rounds[first - 1 :], rounds[first:], strict=False):
@@ -64,24 +51,25 @@ def draw_lanes(rounds: Sequence[Round], width: int, *, ascii_only: bool = False)
             continue
         busy = min(room, max(1, round(one.verify_s / seconds * room)))
         corrected = "correction" in one.origins
-        target.append(glyphs.edge + glyphs.line * (busy - 1), WASTED if corrected else ACCEPTED)
-        target.append(glyphs.waiting * (room - busy), WAITING)
+        target.append(edge + line * (busy - 1), WASTED if corrected else ACCEPTED)
+        target.append(idle * (room - busy), WAITING)
         busy = min(room, round(one.draft_s / seconds * room))
         vain = round(busy * one.wasted / one.drafted) if one.drafted else 0
-        draft.append(glyphs.accepted * (busy - vain), ACCEPTED)
-        draft.append(glyphs.wasted * vain, WASTED)
-        draft.append(glyphs.waiting * (room - busy), WAITING)
+        draft.append(accepted * (busy - vain), ACCEPTED)
+        draft.append(wasted * vain, WASTED)
+        draft.append(idle * (room - busy), WAITING)
     return [target, draft, _legend(glyphs, span)]
 
 
-def _legend(glyphs: LaneGlyphs, span: float) -> Text:
+def _legend(glyphs: tuple[str, str, str, str, str], span: float) -> Text:
+    accepted, wasted, line, edge, idle = glyphs
     return Text.assemble(
-        (f"{glyphs.edge}{glyphs.line} pass", ACCEPTED),
+        (f"{edge}{line} pass", ACCEPTED),
         "  ",
-        (f"{glyphs.accepted} drafted", ACCEPTED),
+        (f"{accepted} drafted", ACCEPTED),
         "  ",
-        (f"{glyphs.wasted} wasted", WASTED),
+        (f"{wasted} wasted", WASTED),
         "  ",
-        (f"{glyphs.waiting} waiting", WAITING),
+        (f"{idle} waiting", WAITING),
         f"  last {time(span)}",
     )

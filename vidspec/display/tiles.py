@@ -16,7 +16,7 @@ from rich.segment import Segment
 from rich.style import Style
 
 from vidspec.display.figures import moment
-from vidspec.display.heatmap import EDGE, cells_of
+from vidspec.display.heatmap import EDGE, rasters_of
 from vidspec.events.events import Opened, Prefilled, Thumbnail
 from vidspec.events.tally import counted
 
@@ -157,10 +157,10 @@ def _seen_mask(index: int, frames: int, seen: Prefilled | None, high: int, wide:
     inside = np.zeros((high, wide), np.bool_)
     if 0 in seen.grid:
         return inside
-    cells = cells_of(seen)
-    for layer in cells.layers:  # rasters of several sizes over the whole frame
-        mask = cells.of(index * seen.grid[0] // max(1, frames), layer)
-        inside |= mask[np.ix_(np.arange(high) * layer.rows // high, np.arange(wide) * layer.columns // wide)]
+    for raster in rasters_of(seen):
+        mask = raster.kept[index * seen.grid[0] // max(1, frames)]
+        rows, columns = mask.shape
+        inside |= mask[np.ix_(np.arange(high) * rows // high, np.arange(wide) * columns // wide)]
     return inside
 
 

@@ -137,21 +137,22 @@ def _with_cells(
     seen: Prefilled, chosen: Sequence[int], moments: Sequence[float], images: Sequence[str], ratio: float
 ) -> list[Picture]:
     """Return the pictures of temporal steps, each with the places of its visual tokens."""
-    from vidspec.display.heatmap import cells_of, veil
+    from vidspec.display.heatmap import rasters_of, veil
 
-    cells, found = cells_of(seen), []
-    for (at, index), layer in product(enumerate(chosen), cells.layers):
-        one = Picture(moments[at], images[at], ratio, sides=(layer.rows, layer.columns))
+    rasters, found = rasters_of(seen), []
+    for (at, index), raster in product(enumerate(chosen), rasters):
+        shown = raster.kept[index]
+        rows, columns = shown.shape
+        one = Picture(moments[at], images[at], ratio, sides=(rows, columns))
         if seen.kept:  # no overlay without a draft, or for one that reads text only
-            shown = cells.of(index, layer)
-            side = min(32, max(6, 256 // layer.columns))  # pixels of a token, so that the line around it is about one
-            over = veil(shown, side * layer.columns, side * layer.rows)
+            side = min(32, max(6, 256 // columns))  # pixels of a token, so that the line around it is about one
+            over = veil(shown, side * columns, side * rows)
             one = replace(
                 one, veil=None if over is None else _data_url(over, "png"), kept=int(shown.sum()), tokens=shown.size
             )
-        if len(cells.layers) > 1:
-            one = replace(one, view=f"view of {layer.rows} x {layer.columns}")
-        levels = tuple(base64.b64encode(ranks.tobytes()).decode("ascii") for ranks in cells.levels(index, layer))
+        if len(rasters) > 1:
+            one = replace(one, view=f"view of {rows} x {columns}")
+        levels = tuple(base64.b64encode(ranks[index].tobytes()).decode("ascii") for ranks in raster.ranks)
         found.append(replace(one, levels=levels))
     return found
 

@@ -107,7 +107,7 @@ def test_merge_takes_each_clip_once_and_captions_before_failures(tmp_path, recor
         ("b.mp4", True),
         ("c.mp4", True),
     ]
-    assert "y" in found[0]["error"]["message"]
+    assert "y" in next(iter(found))["error"]["message"]
     assert (found.captions.duplicates, found.failed) == (3, 1)
 
 
@@ -200,8 +200,8 @@ def test_records_are_read_when_they_are_needed(tmp_path, recorded):
     """Merging keeps the place of each record; a file that changes meanwhile is an error."""
     path = write(tmp_path / "a", [recorded(f"{number}.mp4") for number in range(30)])
     found = merged([path])
-    assert len(found) == 30 and found[3]["path"] == sorted(f"{number}.mp4" for number in range(30))[3]
-    assert [one["path"] for one in found[:2]] == ["0.mp4", "1.mp4"]
+    assert len(found) == 30
+    assert [one["path"] for one in found] == sorted(f"{number}.mp4" for number in range(30))
     path.write_text("x" * path.stat().st_size)
     with pytest.raises(UsageError, match="was changed while it was read"):
         list(found)

@@ -28,7 +28,7 @@ def render_records(records: HeldRecords, form: OutputFormat) -> Iterator[bytes]:
         if form.one_clip:
             if len({record["job"]["clip"] for record in records}) > 1:
                 raise UsageError(f"{option('format', form.name)}: several clips need a file each")
-            yield encode_line(form.document(records) or "")
+            yield encode_line(form.document([*records]) or "")
         elif form.measured and not records.measured:
             named = option("format", form.name)
             raise UsageError(f"{named}: these records hold no measurements", hint=option("format", "jsonl"))

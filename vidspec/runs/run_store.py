@@ -44,6 +44,12 @@ class RunStore:
         read_only: lock and write nothing, also while another run writes.
         run: description of the run, for its journals.
 
+    Attributes:
+        part_files: the file for each shard, if that is what the run writes; else None.
+        only_stream: the stream of a run that shows its records nowhere else; else None.
+        known: journals around its files.
+        cuts: True if it writes segments of clips.
+
     Raises:
         UsageError: a file is there that may not be replaced, another run is writing it, or no journal can be written.
     """
@@ -60,6 +66,9 @@ class RunStore:
     ) -> None:
         self.renderers, self.overwrite, self.read_only = tuple(renderers), overwrite, read_only
         self._run, self._jobs = run, tuple(jobs)
+        self.part_files = next((one for one in self.renderers if isinstance(one, PartFiles)), None)
+        streams = [one for one in self.renderers if isinstance(one, Stream)]
+        self.only_stream = streams[0] if len(self.renderers) == len(streams) == 1 else None
         files = [one for one in self.renderers if isinstance(one, RunFile)]
         self.known = KnownJournals()
         find = _journal_place(self.renderers, label, self.known)
@@ -92,17 +101,6 @@ class RunStore:
             for one in self.renderers:
                 one.open(self)
             self._closing = undo.pop_all()
-
-    @property
-    def part_files(self) -> PartFiles | None:
-        """The file for each shard, if that is what the run writes."""
-        return next((one for one in self.renderers if isinstance(one, PartFiles)), None)
-
-    @property
-    def only_stream(self) -> Stream | None:
-        """The stream of a run that shows its records nowhere else."""
-        (only,) = self.renderers if len(self.renderers) == 1 else (None,)
-        return only if isinstance(only, Stream) else None
 
     def parts(self, job: Job, settings: str) -> Mapping[int | None, JournalEntry]:
         """Return the records of a clip under these settings, by segment, those in the clip's own folder too."""

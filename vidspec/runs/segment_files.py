@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from vidspec.config.run_spec import ExistingFiles, RunSpec
 from vidspec.config.schema import Profile
@@ -35,12 +35,8 @@ if TYPE_CHECKING:
     from vidspec.video.cutting import CutKind
 
 
-class _WrittenVideo(NamedTuple):
-    """A finished video: how it was written, its bytes and their hash."""
-
-    kind: CutKind
-    size: int
-    sha256: str
+#: How a finished video was written, its bytes and their hash.
+_WrittenVideo: TypeAlias = "tuple[CutKind, int, str]"
 
 
 class _Cut(NamedTuple):
@@ -181,7 +177,7 @@ class SegmentFiles(ClipFiles):
             with part.open("rb") as content:
                 digest = hashlib.file_digest(content, "sha256").hexdigest()
                 os.fsync(content.fileno())
-            return _WrittenVideo(kind, part.stat().st_size, digest)
+            return kind, part.stat().st_size, digest
         except BaseException:
             _remove(part)
             raise
@@ -190,8 +186,8 @@ class SegmentFiles(ClipFiles):
         """Wait for a segment's video, mark it, and show it after its caption."""
         self._cuts.pop(cut.video, None)
         try:
-            written = cut.written.result()
-            self._mark(cut.job, cut.video, written.size, written.sha256, cut.bounds, written.kind)
+            kind, size, sha256 = cut.written.result()
+            self._mark(cut.job, cut.video, size, sha256, cut.bounds, kind)
             super()._write(cut.job, cut.settings, cut.captions)
             cut.part.replace(cut.video)
         except OSError as error:
@@ -201,7 +197,7 @@ class SegmentFiles(ClipFiles):
             raise OutputError(f"{cut.video}: cannot be written: {error.message}", hint=hint, kind=ONE_CLIP) from None
         finally:
             _remove(cut.part)
-        self._kinds[written.kind] += 1
+        self._kinds[kind] += 1
 
     def settle(self) -> None:
         """Stop writing, and show what is written; the next run writes the rest of an interrupted one."""

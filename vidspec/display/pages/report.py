@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -166,7 +166,7 @@ def read_trace(file: Path) -> dict[str, list[list[Span]]]:
 
 
 def write_finished(
-    file: Path, records: Sequence[RecordMapping], traces: Mapping[str, Sequence[Sequence[Span]]], title: str
+    file: Path, records: Collection[RecordMapping], traces: Mapping[str, Sequence[Sequence[Span]]], title: str
 ) -> list[VidspecError]:
     """Write the page of ``records``; return errors of drawing frames, and of records that only name their clip there.
 
@@ -177,7 +177,7 @@ def write_finished(
         OutputError: it cannot be written.
     """
 
-    def write_page(shown: Sequence[RecordMapping]) -> list[VidspecError]:
+    def write_page(shown: Collection[RecordMapping]) -> list[VidspecError]:
         folder, clips = _collect_clips(shown, traces)
         damaged = any((clip.record.get("video") or {}).get("damage") for clip in clips)
         return write(file, folder, clips, title, allow_damaged=damaged)
@@ -217,7 +217,7 @@ def _odd(record: RecordMapping) -> UsageError | None:
 
 
 def _collect_clips(
-    records: Sequence[RecordMapping], traces: Mapping[str, Sequence[Sequence[Span]]]
+    records: Collection[RecordMapping], traces: Mapping[str, Sequence[Sequence[Span]]]
 ) -> tuple[FolderTable, list[ShownClip]]:
     """Return all records, and the first of them with their traces."""
     folder = FolderTable()

@@ -9,7 +9,7 @@ import os
 import re
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from hashlib import blake2b
@@ -127,7 +127,7 @@ class _Side:
 
 
 def compare_runs(
-    left: Sequence[RecordMapping], right: Sequence[RecordMapping], *, by_prompt: bool = True
+    left: Collection[RecordMapping], right: Collection[RecordMapping], *, by_prompt: bool = True
 ) -> Comparison:
     """Match the records of two runs by path, part and prompt; those of the first run first, then the rest.
 
@@ -164,7 +164,7 @@ def compare_runs(
     )
 
 
-def _read_pages(records: Sequence[RecordMapping], wanted: Mapping[int, int]) -> dict[int, ShownClip]:
+def _read_pages(records: Collection[RecordMapping], wanted: Mapping[int, int]) -> dict[int, ShownClip]:
     """Return the clips of the rows of a page, given the numbers of their records."""
     rows = {index: row for row, index in wanted.items()}
     found = ((rows[index], ShownClip(record)) for index, record in enumerate(records) if index in rows)
@@ -183,7 +183,7 @@ def _key(record: RecordMapping) -> tuple[object, ...]:
 
 
 def write_compared(
-    file: Path, left: Sequence[RecordMapping], right: Sequence[RecordMapping], names: tuple[str, str]
+    file: Path, left: Collection[RecordMapping], right: Collection[RecordMapping], names: tuple[str, str]
 ) -> Comparison:
     """Write the page of two runs side by side and return their clips; write nothing if they share none.
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias, overload
+from typing import Literal, NamedTuple, TypeAlias
 
 from vidspec.bounds import LONGEST_PROMPT
 from vidspec.errors import UsageError
@@ -100,7 +100,7 @@ class _Held(NamedTuple):
 _Captionings: TypeAlias = dict[str, dict[int | None, JournalEntry]]
 
 
-class CaptionSet(Sequence[CaptionEntry]):
+class CaptionSet:
     """One entry for each clip and part, read from the disk when it is asked for.
 
     Args:
@@ -180,19 +180,8 @@ class CaptionSet(Sequence[CaptionEntry]):
     def __len__(self) -> int:
         return len(self._held)
 
-    @overload
-    def __getitem__(self, index: int) -> CaptionEntry: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[CaptionEntry]: ...
-    def __getitem__(self, index: int | slice) -> CaptionEntry | Sequence[CaptionEntry]:
-        several = [*self._read(self._held[index] if isinstance(index, slice) else [self._held[index]])]
-        return several if isinstance(index, slice) else several[0]
-
     def __iter__(self) -> Iterator[CaptionEntry]:
-        return self._read(self._held)
-
-    def _read(self, several: Iterable[_Held]) -> Iterator[CaptionEntry]:
-        for journal, group in groupby(several, key=lambda one: one.record and one.record.journal):
+        for journal, group in groupby(self._held, key=lambda one: one.record and one.record.journal):
             if journal is None:
                 yield from (_entry(one, None, None) for one in group)
                 continue
@@ -295,7 +284,7 @@ class CaptionSet(Sequence[CaptionEntry]):
         return (succeeded or [*found])[-1]
 
 
-class HeldRecords(Sequence[RecordDict]):
+class HeldRecords(Collection[RecordDict]):
     """The records of a set with the texts that hold now, read as they are needed, and facts about all of them."""
 
     def __init__(self, captions: CaptionSet) -> None:
@@ -308,13 +297,8 @@ class HeldRecords(Sequence[RecordDict]):
     def __len__(self) -> int:
         return len(self.captions)
 
-    @overload
-    def __getitem__(self, index: int) -> RecordDict: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[RecordDict]: ...
-    def __getitem__(self, index: int | slice) -> RecordDict | Sequence[RecordDict]:
-        found = self.captions[index]
-        return found.shown if isinstance(found, CaptionEntry) else [one.shown for one in found]
+    def __contains__(self, record: object) -> bool:
+        return any(one == record for one in self)
 
     def __iter__(self) -> Iterator[RecordDict]:
         return (entry.shown for entry in self.captions)

@@ -6,14 +6,16 @@ from contextlib import closing
 import pytest
 
 import vidspec
-from tests.fake_captioner import SHORT, TEXT, FakeReader, profile_of
+from tests.fake_captioner import SHORT, TEXT, FakeReader, profile_of, record
 from vidspec.config.run_spec import RunSpec
 from vidspec.embedded.samples import shipped
-from vidspec.errors import GenerationError
+from vidspec.errors import GenerationError, UsageError
+from vidspec.events.events import Finished
 from vidspec.models.request import DialogueTurn
 from vidspec.runs.feed import Feed
 from vidspec.runs.formats.base import make_format
 from vidspec.runs.job import Job, JobQuestions, named_fields
+from vidspec.runs.limit import text_counter
 from vidspec.runs.remaining import remaining_parts
 from vidspec.runs.run import caption_jobs
 from vidspec.runs.run_settings import read_texts
@@ -112,6 +114,81 @@ def test_clips_keep_their_order_one_by_one(captioner):
     jobs = [Job(f"{number}.mp4", number=number) for number in range(1, 6)]
     found = outcomes(captioner, RunSpec(rewrite="shorter", batch=1), *jobs)
     assert [one.number for one in found] == [1, 2, 3, 4, 5]
+
+
+LONG = f"{TEXT} " + " ".join(f"word{number}" for number in range(40)) + ". And so on."
+
+
+def limited(captioner, answers, most=8, unit=None, template=None, path="a.mp4"):
+    """The outcome of a clip whose caption, TEXT of 5 words, is replaced by the first of the answers to a rewrite."""
+    left = iter(answers)
+
+    def answer(path, prompt):
+        captioner.asked.append({"prompt": prompt, "text_only": True})
+        if isinstance(text := next(left), Exception):
+            raise text
+        yield Finished(record(path, caption=text, ended="length"))
+
+    captioner._answer = answer
+    config = RunSpec(rewrite="longer", limit=most, limit_tokenizer=unit, template=template)
+    (one,) = outcomes(captioner, config, Job(path))
+    return one, record_of(one, config, profile_of(), SAME)
+
+
+@pytest.mark.parametrize(
+    ("answers", "unit", "most", "caption", "limit"),
+    [
+        ([TEXT], None, 8, TEXT, (5, 0, False)),
+        ([LONG, SHORT], None, 8, SHORT, (3, 1, False)),
+        ([LONG, LONG, SHORT], None, 8, SHORT, (3, 2, False)),
+        ([LONG, LONG, LONG], None, 8, TEXT, (5, 2, True)),  # at its last whole sentence
+        ([LONG, "", GenerationError("no")], None, 8, TEXT, (5, 2, True)),
+        ([LONG, LONG, LONG], None, 4, "A red circle\nmoves", (4, 2, True)),  # no sentence is as short
+        ([LONG, LONG, LONG], "characters", 3, "A", (1, 2, True)),
+    ],
+)
+def test_a_caption_longer_than_the_limit_is_asked_for_again_then_cut(captioner, answers, unit, most, caption, limit):
+    import jsonschema
+
+    one, made = limited(captioner, answers, most, unit)
+    tokens, again, cut = limit
+    expected = {"tokens": tokens, "most": most, "unit": unit or "words", "asked_again": again, "cut": cut}
+    assert (one.caption.caption, one.caption.limit, made["limit"]) == (caption, expected, expected)
+    assert one.caption.text_about_video == TEXT and len(second_prompts(captioner)) == 1 + again
+    assert all("Shorten the description" in prompt for prompt in second_prompts(captioner)[1:])
+    jsonschema.validate(made["limit"], record_schema()["properties"]["limit"])
+    assert json.loads(make_format("jsonl").line(made))["limit"] == expected
+
+
+def test_the_limit_holds_for_the_caption_in_its_template(captioner):
+    one, made = limited(captioner, [LONG, TEXT, SHORT], 8, template="ohwx style of art: {caption}")
+    assert made["caption"] == f"ohwx style of art: {SHORT}" and made["limit"]["tokens"] == 7
+    one, _ = limited(captioner, [LONG, LONG, LONG], 3, template="ohwx style of art: {caption}")
+    assert one.caption.error["kind"] == "limit" and "--limit" in str(one.error) and one.caption.original["text"] == TEXT
+
+
+def test_a_limit_is_another_setting_and_needs_a_tokenizer_that_loads(tmp_path):
+    configs = (RunSpec(), RunSpec(limit=8), RunSpec(limit=9), RunSpec(limit=8, limit_tokenizer="characters"))
+    assert len({settings_digest(Job("a.mp4"), how, profile_of()) for how in configs}) == 4
+    with pytest.raises(UsageError, match="needs limit"):
+        RunSpec.make({"limit_tokenizer": "words"})
+    with pytest.raises(UsageError, match="no tokenizer can be loaded") as refused:
+        text_counter(str(tmp_path))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_folder_with_a_tokenizer_counts_what_it_adds(tmp_path):
+    import tokenizers
+    import transformers
+
+    words = {"<s>": 0, "</s>": 1, "[UNK]": 2, "a": 3, "b": 4}
+    own = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "[UNK]"))
+    own.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    own.post_processor = tokenizers.processors.TemplateProcessing(
+        "<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    transformers.PreTrainedTokenizerFast(tokenizer_object=own).save_pretrained(tmp_path)
+    assert text_counter(str(tmp_path))("a b a") == 5
 
 
 def test_a_summary_comes_with_the_last_segment(captioner):

@@ -169,14 +169,15 @@ class TerminalReporter(RunReporter):
 def _text_stream(run: Run, shown: RunObserver, *, quiet: bool) -> Iterator[RunObserver]:
     """Yield the observer that streams the caption of a single clip as text.
 
-    None if a panel shows the caption on the same terminal, or if ``--verify`` or ``--rewrite`` may still change it.
+    None if a panel shows the caption on the same terminal, or if ``--verify``, ``--rewrite`` or ``--limit`` may still
+    change it.
     """
     from vidspec.runs.job import questions_of
     from vidspec.runs.writers import StdoutLines
 
     plan, stream = run.plan, run.store.only_stream
     parts = plan.spec.segment is not None or questions_of(plan.entries[0], plan.spec) is not None
-    pending = plan.spec.verify or plan.spec.rewrite is not None
+    pending = plan.spec.verify or plan.spec.rewrite is not None or plan.spec.limit is not None
     if plan.several or parts or pending or stream is None or not stream.form.is_prose:
         return
     panel = not (quiet or isinstance(shown, RestartNotes))

@@ -182,6 +182,21 @@ class RunSpec(BaseModel):
         Flag(panel=_TEXT, metavar="TEXT", common=True),
     ] = None
 
+    limit: Annotated[
+        int | None,
+        key(
+            "Most words of a caption, or tokens with --limit-tokenizer: a longer one is asked for again, shorter, "
+            "without the video, at most twice, then ended at a whole sentence",
+            ge=1,
+        ),
+        Flag(panel=_TEXT, metavar="N", common=True),
+    ] = None
+    limit_tokenizer: Annotated[
+        Text | None,
+        key("Unit of --limit: words (default), characters, or the tokenizer of a trainer's text encoder"),
+        Flag(panel=_TEXT, metavar="HUB_ID|FOLDER|words|characters"),
+    ] = None
+
     format: Annotated[
         str | None,
         key(
@@ -349,6 +364,8 @@ class RunSpec(BaseModel):
         if len(given) > 1:
             hint = f"{given[1]} alone answers with JSON too"
             raise UsageError(f"{given[0]} and {given[1]} exclude each other", hint=hint)
+        if self.limit_tokenizer is not None and self.limit is None:
+            raise UsageError(f"{option('limit_tokenizer')} needs {option('limit')}", hint=option("limit", 226))
         for names in _EXCLUSIVE:
             given = [option(name) for name in names if getattr(self, name)]
             if len(given) > 1:
@@ -384,7 +401,7 @@ class RunSpec(BaseModel):
     @property
     def second_texts(self) -> tuple[str, ...]:
         """Keys of texts beside the caption that a record of the run may have."""
-        return ("original",) * (self.rewrite is not None) + ("summary",) * self.summary
+        return ("original",) * (self.rewrite is not None or self.limit is not None) + ("summary",) * self.summary
 
     @property
     def rewrite_path(self) -> Path | None:

@@ -141,6 +141,16 @@ class SpeedRecord(TypedDict, total=False):
     baseline: BaselineRecord
 
 
+class LimitRecord(TypedDict):
+    """Length of a caption in ``unit``, the limit (``most``), times that it was asked for again, and if it was cut."""
+
+    tokens: int
+    most: int
+    unit: str
+    asked_again: int
+    cut: bool
+
+
 class Resting(TypedDict):
     """Shares of target passes without drafted tokens.
 
@@ -263,9 +273,10 @@ class Caption:
         error: None, or ``{stage, kind, message}``.
         reasoning: text before the caption of a model that thinks first; None without any, and then not in the JSON
             record.
-        original: what the model wrote about the video if ``--rewrite`` has replaced it in ``caption``; then ``ended``
+        original: what the model wrote about the video if ``--rewrite`` or ``--limit`` has replaced it; then ``ended``
             is the rewritten text's, and ``token_ids``, counts and speeds are the original's. None without.
         summary: text about the whole clip, with the last of its segments; None without ``--summary``.
+        limit: length of ``caption`` as written, and what was done for it; None without ``--limit``.
         notes: corrections of timed events; None without any.
         trace: timed events for ``--trace``; not part of the JSON record.
     """
@@ -298,6 +309,7 @@ class Caption:
     reasoning: str | None = None
     original: OriginalRecord | None = None
     summary: str | None = None
+    limit: LimitRecord | None = None
     notes: list[str] | None = None
     trace: Trace | None = field(default=None, repr=False, compare=False)
 
@@ -317,7 +329,7 @@ class Caption:
 
 
 #: Keys that a JSON record has only if they are not None.
-OPTIONAL_KEYS = ("reasoning", "original", "summary", "notes")
+OPTIONAL_KEYS = ("reasoning", "original", "summary", "limit", "notes")
 #: The other keys of a JSON record, in their order.
 RECORD_KEYS = tuple(one.name for one in fields(Caption) if one.name not in (*OPTIONAL_KEYS, "trace"))
 

@@ -23,6 +23,7 @@ from vidspec.models.request import CaptionRequest, DialogueTurn
 from vidspec.runs.feed import PartInput
 from vidspec.runs.formats.base import time_range
 from vidspec.runs.job import CONTEXT, Job, is_one_by_one, questions_of
+from vidspec.runs.limit import shorten
 from vidspec.runs.text_pass import Ask, Steps, rewrite, summarise
 from vidspec.runs.timed_events import checked_events, timed_events
 
@@ -299,6 +300,8 @@ class _ClipRun:
             run.feed.release(part)
         if job.error is None and spec.instruction is not None and job.caption.caption:
             yield from rewrite(job, spec.instruction)
+        if job.error is None and spec.limit is not None and job.caption.caption:
+            yield from shorten(job, spec.limit, spec.limit_tokenizer or "words", spec.template)
         run.observer.end(number, job.caption)
         self._early[_previous(job)] = job
         while (due := self._early.pop(self._last, None)) is not None:

@@ -15,6 +15,7 @@ from vidspec.config.prompts import EVENTS_SCHEMA, style, style_schema
 from vidspec.config.run_spec import RunSpec
 from vidspec.errors import UsageError, option
 from vidspec.files import read_text
+from vidspec.runs.limit import text_counter
 from vidspec.runs.rendering import check_names, check_template
 
 if TYPE_CHECKING:
@@ -250,6 +251,11 @@ def check_machine(spec: RunSpec, profile: Profile) -> None:
     if profile.generate.json_schema == EVENTS_SCHEMA and spec.rewrite is not None:
         hint = f"leave out {option('rewrite')} or {option('style', 'events')}"
         raise UsageError(f"{option('rewrite')} and timed events exclude each other", hint=hint)
+    if spec.limit is not None:
+        if profile.generate.grammar_schema is not None:
+            hint = f"leave out {option('limit')}"
+            raise UsageError(f"{option('limit')} and answers in JSON exclude each other", hint=hint)
+        text_counter(spec.limit_tokenizer or "words")
     models, workers = profile.models, profile.workers
     devices = (models.device, models.draft_device, workers.target, workers.draft)
     if spec.engine == "local" and any(device not in (None, "auto", "cpu") for device in devices):

@@ -14,7 +14,7 @@ from vidspec.runs.job import Job
 from vidspec.runs.rendering import fill_fields, names_in_braces
 from vidspec.video.base import Clip
 
-__all__ = ["Ask", "Steps", "rewrite", "summarise"]
+__all__ = ["Ask", "Steps", "ask_text", "fail_pass", "pass_timings", "rewrite", "summarise"]
 
 #: Prompt of a second pass over a caption, without the video, for an instruction that does not place the caption itself.
 REWRITE = (
@@ -26,6 +26,9 @@ SUMMARY = (
     "A video was described part by part, in order, with the times of each part. "
     "Summarise the whole video in one paragraph, without times and without mentioning parts.\n\n{parts}"
 )
+
+#: A second pass without the video.
+TextPass: TypeAlias = Literal["rewrite", "limit", "summary"]
 
 
 class Ask(NamedTuple):
@@ -54,15 +57,13 @@ def rewrite(job: Job, instruction: str) -> Steps:
     first = job.caption
     prompt = instruction if "caption" in names_in_braces(instruction) else REWRITE.replace("{instruction}", instruction)
     fields = {**job.fields, "caption": first.caption or ""}
-    original: OriginalRecord = {"text": first.caption or "", "ended": first.ended}
     try:
-        answer = yield _ask(job, fill_fields(prompt, {name: mark_value(value) for name, value in fields.items()}))
+        answer = yield ask_text(job, fill_fields(prompt, {name: mark_value(value) for name, value in fields.items()}))
     except Exception as error:
-        job.error = _explained(error, "rewrite", job.path)
-        failed = failed_caption(job.path, VidspecError.of(job.error))
-        job.result = replace(first, caption=None, ended=None, lossless=None, original=original, error=failed.error)
+        fail_pass(job, error, "rewrite")
         return
-    timings = _timings(first, "rewrite", answer)
+    original: OriginalRecord = {"text": first.caption or "", "ended": first.ended}
+    timings = pass_timings(first.timings, "rewrite", answer)
     job.result = replace(first, caption=answer.caption, ended=answer.ended, original=original, timings=timings)
 
 
@@ -83,25 +84,35 @@ def summarise(job: Job, spans: Sequence[tuple[float, float]], captions: Mapping[
     if not lines:
         return
     try:
-        answer = yield _ask(job, SUMMARY.format(parts="\n".join(lines)))
+        answer = yield ask_text(job, SUMMARY.format(parts="\n".join(lines)))
     except Exception as error:
         job.error = _explained(error, "summary", job.path)
         job.result = replace(first, error=first.error or failed_caption(job.path, VidspecError.of(job.error)).error)
         return
-    job.result = replace(first, summary=answer.caption, timings=_timings(first, "summary", answer))
+    job.result = replace(first, summary=answer.caption, timings=pass_timings(first.timings, "summary", answer))
 
 
-def _ask(job: Job, prompt: str) -> Ask:
+def ask_text(job: Job, prompt: str) -> Ask:
+    """Return the request of a prompt without a video."""
     return Ask(CaptionRequest(job.path, Clip.empty(), prompt))
 
 
-def _timings(first: Caption, kind: str, answer: Caption) -> dict[str, float]:
+def pass_timings(timings: Mapping[str, float], kind: TextPass, answer: Caption) -> dict[str, float]:
     """Return the seconds of a caption with those of a further pass."""
     seconds = answer.timings.get("end_to_end", 0.0)
-    return {**first.timings, kind: seconds, "end_to_end": first.timings.get("end_to_end", 0.0) + seconds}
+    further = {key: timings.get(key, 0.0) + seconds for key in (kind, "end_to_end")}
+    return {**timings, **further}
 
 
-def _explained(error: Exception, kind: Literal["rewrite", "summary"], path: str) -> Exception:
+def fail_pass(job: Job, error: Exception, kind: TextPass) -> None:
+    """Set the failure of a pass that would have replaced the caption, which stays as the original."""
+    first, job.error = job.caption, _explained(error, kind, job.path)
+    original: OriginalRecord = first.original or {"text": first.caption or "", "ended": first.ended}
+    failed = failed_caption(job.path, VidspecError.of(job.error))
+    job.result = replace(first, caption=None, ended=None, lossless=None, original=original, error=failed.error)
+
+
+def _explained(error: Exception, kind: TextPass, path: str) -> Exception:
     """Return the error of a pass, with its name; those of devices and bugs as they are."""
     if not isinstance(error, GenerationError):
         return error

@@ -77,8 +77,22 @@ class ShownClip:
     @property
     def other_texts(self) -> list[tuple[str, str]]:
         """Names and texts that pages show folded below the caption; the summary is of the whole clip."""
-        several = ((words.ORIGINAL, self.original), (words.SUMMARY, escape_text(self.record.get("summary") or "")))
+        several = (
+            (words.ORIGINAL, self.original),
+            (words.SUMMARY, escape_text(self.record.get("summary") or "")),
+            (words.LENGTH, self._length),
+        )
         return [(name, text) for name, text in several if text]
+
+    @property
+    def _length(self) -> str | None:
+        """Length of the caption, its limit, and what was done for it; None without a limit."""
+        if not (limit := self.get("limit")):
+            return None
+        done = [f"asked for again {limit['asked_again']} times"] if limit["asked_again"] else []
+        done += ["its end was cut"] if limit["cut"] else []
+        unit = limit["unit"] if limit["unit"] in ("words", "characters") else f"tokens of {limit['unit']}"
+        return escape_text("; ".join([f"{limit['tokens']} of {limit['most']} {unit}", *done]))
 
     @property
     def demo(self) -> bool:

@@ -49,7 +49,7 @@ LENGTH_NAMES: Mapping[str, str] = {
 END_TO_END = "from the start of work on the clip to the last token"
 
 #: Names of the texts beside a caption.
-ORIGINAL, SUMMARY = "Before the rewrite", "Summary of the whole clip"
+ORIGINAL, SUMMARY, LENGTH = "Before the rewrite", "Summary of the whole clip", "Length"
 
 #: Kinds of work in a trace: colour group and meaning.
 KINDS: Mapping[str, tuple[str, str]] = {

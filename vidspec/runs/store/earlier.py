@@ -17,7 +17,7 @@ from vidspec.runs.store.run_lines import CaptionRun, RunLines
 
 #: Fields of which one asks about the clips.
 _QUESTIONS = ("prompt", "style", "turn")
-_TEXTS = ("template", "rewrite", *_QUESTIONS)
+_TEXTS = ("template", "rewrite", "limit", "limit_tokenizer", *_QUESTIONS)
 
 
 def with_earlier_texts(spec: RunSpec, formats: str | None) -> tuple[RunSpec, str | None]:

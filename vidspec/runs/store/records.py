@@ -109,7 +109,9 @@ def settings_digest(job: Job, spec: RunSpec, profile: Profile) -> str:
         about |= {"template": spec.template, "single_line": False}  # a key of 0.4.0's digests
     if spec.segment is not None:
         about |= {"segment": spec.segment_length} | ({"context": True} if spec.context else {})
-    about |= {key: value for key, value in (("rewrite", spec.rewrite), ("summary", spec.summary)) if value}
+    limit = None if spec.limit is None else [spec.limit, spec.limit_tokenizer or "words"]
+    second = (("rewrite", spec.rewrite), ("limit", limit), ("summary", spec.summary))
+    about |= {key: value for key, value in second if value}
     text = f"[{profile.caption_keys}, {json.dumps(about, sort_keys=True)}]"
     return _hash(text, 12)
 

@@ -1,11 +1,18 @@
 """The whole way from a file of captions to a head that drafts."""
 
 import json
+import shutil
+from itertools import islice
 
 import pytest
 
+from tests.checkpoints import checkpoint
+from vidspec.embedded.samples import shipped
+from vidspec.errors import UsageError
 from vidspec.models import own_heads
-from vidspec.training.train import Planned, StatesProgress, Trained, train
+from vidspec.runs.store.places import read_captions
+from vidspec.training.captions import learnable_captions
+from vidspec.training.train import ClipCaptioned, Planned, StatesProgress, Trained, train
 
 
 def test_captions_become_a_head(caption_lines, user_cache, tmp_path):
@@ -32,3 +39,55 @@ def test_fewer_captions_than_a_head_learns_from_are_refused(caption_lines, user_
     )
     with pytest.raises(Exception, match="20 captions that one target wrote, and a head learns from 50 or more"):
         train(few)
+
+
+@pytest.mark.full
+def test_clips_are_captioned_first_and_a_stopped_command_goes_on(user_cache, tmp_path, monkeypatch):
+    """Stopped among the captions, and among the states: what was done is not done again."""
+    monkeypatch.setenv("VIDSPEC_VIDEO__FRAMES", "1")
+    monkeypatch.setenv("VIDSPEC_GENERATE__MAX_NEW_TOKENS", "20")
+    monkeypatch.setenv("VIDSPEC_GENERATE__STOP_LOOPS", "false")
+    clips = tmp_path / "clips"
+    clips.mkdir()
+    for number in range(52):
+        shutil.copyfile(shipped()[0], clips / f"{number:02}.mp4")
+    target = str(checkpoint("readable"))
+    begun = [*islice(train(clips, target=target, steps=20), 10)]
+    assert [event.number for event in begun] == list(range(1, 11))
+    events = train(clips, target=target, steps=20)
+    for event in events:
+        if isinstance(event, StatesProgress) and event.done > 20:
+            break
+    events.close()
+    again = [*train(clips, target=target, steps=20)]
+    assert not any(isinstance(event, ClipCaptioned) for event in again)
+    planned = next(event for event in again if isinstance(event, Planned))
+    assert planned.continues and planned.clips + planned.held_out == 52
+    assert next(event.done for event in again if isinstance(event, StatesProgress)) > 20
+    assert isinstance(again[-1], Trained) and [*(user_cache / "training").iterdir()] == []
+
+
+def test_captions_that_are_not_the_targets_own_are_left_out_and_counted(caption_lines, tmp_path):
+    lines = [json.loads(line) for line in caption_lines.read_text().splitlines()]
+    for line in lines[:2]:
+        line["error"], line["caption"] = {"stage": "run", "kind": "error", "message": "gone"}, None
+    lines[2]["lossless"] = False
+    changed = tmp_path / "captions.jsonl"
+    changed.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    hidden = caption_lines.parent / f".{caption_lines.name}.vidspec.jsonl"
+    (tmp_path / f".{changed.name}.vidspec.jsonl").write_text(hidden.read_text())
+    found = learnable_captions(read_captions([changed]))
+    assert len(found.clips) == 53 and found.prompts == 53
+    assert found.left_out == {"without a caption": 2, "of a profile that is not lossless": 1}
+    assert found.profile.draft.kind == "none" and found.profile.models.target == str(checkpoint("readable"))
+    clip = found.clips[0]
+    assert clip.greedy and clip.request.prompt.startswith("Describe ") and clip.name.endswith(clip.request.prompt[9:-1])
+    with pytest.raises(UsageError, match="0 captions that elsewhere wrote"):
+        learnable_captions(read_captions([changed]), "elsewhere")
+
+
+def test_captions_without_their_run_are_left_out(caption_lines, tmp_path):
+    alone = tmp_path / "alone.jsonl"
+    alone.write_bytes(caption_lines.read_bytes())
+    with pytest.raises(UsageError, match="left out are 56 whose run is not known"):
+        learnable_captions(read_captions([alone]))

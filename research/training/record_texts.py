@@ -23,6 +23,7 @@ from research.training.stage_language import NOISE
 from research.world.captions import draw_prompt
 from research.world.scene import Scene, draw_scene
 from vidspec.models.base import EmbeddedPrompt, VisionOutput
+from vidspec.training.states import TextStates
 
 #: Frames of a clip, as the tool's default, and its seconds.
 FRAMES, SECONDS = 32, (8, 15)
@@ -39,23 +40,26 @@ class Recorded:
         places: (n,) of these rows in the target's whole prompt and text.
         visual: (n,) bool, True for rows of visual tokens.
         tokens: of the caption.
+        finals: (tokens - 1, hidden) in half precision, after the final norm: each gives the token after it.
     """
 
     states: torch.Tensor
     places: torch.Tensor
     visual: torch.Tensor
     tokens: tuple[int, ...]
+    finals: torch.Tensor
 
     @property
     def prompt_rows(self) -> int:
         return len(self.states) - len(self.tokens) + 1
 
-    def with_visual(self, share: float) -> Recorded:
-        """Return the caption with the states of text rows and of a share of the visual rows, chosen at random."""
+    def with_visual(self, share: float, rng: torch.Generator | None = None) -> TextStates:
+        """Return what a head learns: states of text rows, and of a share of the visual rows, chosen at random."""
         kept = ~self.visual
         if share:
-            kept |= torch.rand(len(kept)) < share
-        return replace(self, states=self.states[kept], places=self.places[kept], visual=self.visual[kept])
+            kept |= torch.rand(len(kept), generator=rng) < share
+        following = float(self.places[self.prompt_rows - 1]) + 1
+        return TextStates(self.states[kept], self.places[None, kept].float(), following, self.tokens, self.finals)
 
 
 class BatchAttention:
@@ -100,34 +104,36 @@ def caption_batch(
     attention = BatchAttention(decoder.depth, count, length + most, int(config.num_key_value_heads), decoder.width)
     wanted = {block + 1 for block in blocks}
 
-    def run(rows: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(rows: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         rotation, kept = decoder.rotation(positions), []
         for index in range(decoder.depth):
             rows = decoder.block(index, rows, rotation, attention)
             if index + 1 in wanted:
                 kept.append(rows.view(count, -1, rows.shape[-1]).half())
         attention.length += kept[0].shape[1]
-        last = rows.view(count, -1, rows.shape[-1])[:, -1]
-        return decoder.logits(decoder.norm(last))[:, : target.vocabulary].argmax(-1), torch.cat(kept, dim=2)
+        last = decoder.norm(rows.view(count, -1, rows.shape[-1])[:, -1])
+        return decoder.logits(last)[:, : target.vocabulary].argmax(-1), torch.cat(kept, dim=2), last.half()
 
     embeds = torch.cat([prompt.embeds[0] for prompt in prompts])
     positions = torch.cat([prompt.positions.reshape(decoder.axes, -1) for prompt in prompts], dim=1)
-    token, states = run(embeds, positions)
-    all_tokens, all_states = [token], [states]
+    token, states, _ = run(embeds, positions)
+    all_tokens, all_states, all_finals = [token], [states], list[torch.Tensor]()
     ends = torch.tensor(sorted(target.eos))
     ended = torch.isin(token, ends)
     starts = torch.tensor([prompt.next_position for prompt in prompts])
     while len(all_tokens) < most and not ended.all():
         positions = (starts + len(all_tokens) - 1).expand(decoder.axes, -1)
-        token, states = run(decoder.embed(token), positions)
+        token, states, final = run(decoder.embed(token), positions)
+        all_finals.append(final)
         ended |= torch.isin(token, ends)
         all_tokens.append(token)
         all_states.append(states)
     written, read = torch.stack(all_tokens, dim=1).tolist(), torch.cat(all_states, dim=1)
+    finals = torch.stack(all_finals, dim=1)
     shown = torch.zeros(length, dtype=torch.bool)
     shown[prompts[0].visual.index] = True
     recorded = []
-    for tokens, states in zip(written, read, strict=True):
+    for tokens, states, after in zip(written, read, finals, strict=True):
         end = next((at + 1 for at, token in enumerate(tokens) if token in target.eos), len(tokens))
         text = end - 1
         recorded.append(
@@ -136,6 +142,7 @@ def caption_batch(
                 torch.cat([places, int(places[-1]) + 1 + torch.arange(text)]),
                 torch.cat([shown, shown.new_zeros(text)]),
                 tuple(tokens[:end]),
+                after[:text].clone(),
             )
         )
     return recorded
@@ -181,7 +188,7 @@ def _vision(target: Any, scene: Scene, codes: Codes, grid: Any, seconds: float) 
 def save_texts(file: Path, texts: Sequence[Recorded]) -> None:
     """Write a batch atomically."""
     part = file.with_suffix(".part")
-    torch.save([(one.states, one.places, one.visual, one.tokens) for one in texts], part)
+    torch.save([(one.states, one.places, one.visual, one.tokens, one.finals) for one in texts], part)
     part.rename(file)
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.nn import functional as F
@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from vidspec.engine.device import memory_for
 from vidspec.errors import OutputError
 from vidspec.training.head import BlockScores, TrainedBlocks, tokens_after
-from vidspec.training.states import StatesFile, TextStates
+from vidspec.training.states import TextStates
 
 __all__ = ["HeadTraining", "StepsProgress", "TrainingLimits"]
 
@@ -85,6 +85,12 @@ class StepsProgress:
     stopped: bool = False
 
 
+class TextSource(Protocol):
+    """Captions by key, such as a :class:`~vidspec.training.states.StatesFile`."""
+
+    def read(self, key: str) -> TextStates: ...
+
+
 class Validation(NamedTuple):
     """Accepted tokens of each round over held-out captions, and the share of rounds that accept each position."""
 
@@ -132,7 +138,7 @@ class HeadTraining:
     def __init__(
         self,
         head: TrainedBlocks,
-        file: StatesFile,
+        file: TextSource,
         trained: Sequence[str],
         held_out: Sequence[str],
         folder: Path,

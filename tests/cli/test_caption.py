@@ -688,7 +688,7 @@ def test_a_target_alone_without_a_listed_draft_decodes_plainly(vidspec, target):
 def test_completion_of_names():
     from vidspec.cli import options
 
-    assert [name for name, _ in options.pair_names("embedded-")] == ["embedded-qwen"]
+    assert [name for name, _ in options.COMPLETIONS["pair"]("embedded-")] == ["embedded-qwen"]
     assert dict(options.target_names("Qwen/Qwen2.5-VL-7B"))["Qwen/Qwen2.5-VL-7B-Instruct"] == (
         "draft: Qwen/Qwen2.5-VL-3B-Instruct"
     )

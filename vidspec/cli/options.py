@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from vidspec.cli.keys import COMMON_KEYS, KEY_SECTIONS, Completion, field_parameters, key_parameters
+from vidspec.config.prompts import STYLES
 from vidspec.config.run_spec import RunSpec
 from vidspec.errors import UsageError
 from vidspec.runs.formats.base import format_names
@@ -45,11 +46,6 @@ def profile_names(incomplete: str) -> list[tuple[str, str]]:
     return _matching(incomplete, ((info.name, info.about) for info in available()))
 
 
-def pair_names(incomplete: str) -> list[tuple[str, str]]:
-    """Complete built-in pairs, with descriptions."""
-    return _matching(incomplete, BUILT_IN.items())
-
-
 def complete_format(incomplete: str) -> list[str]:
     """Complete the last format of a comma-separated list."""
     before, comma, last = incomplete.rpartition(",")
@@ -64,19 +60,12 @@ def target_names(incomplete: str) -> list[tuple[str, str]]:
     return _matching(incomplete, ((name, f"draft: {listed_draft(name) or 'itself'}") for name in names))
 
 
-def style_names(incomplete: str) -> list[tuple[str, str]]:
-    """Complete names of prompts, with their text."""
-    from vidspec.config.prompts import STYLES
-
-    return _matching(incomplete, STYLES.items())
-
-
 #: Completions of values that the schemas do not list, by key or field.
 COMPLETIONS: dict[str, Completion] = {
-    "pair": pair_names,
+    "pair": lambda incomplete: _matching(incomplete, BUILT_IN.items()),
     "target": target_names,
     "profile": profile_names,
-    "style": style_names,
+    "style": lambda incomplete: _matching(incomplete, STYLES.items()),
     "format": complete_format,
 }
 

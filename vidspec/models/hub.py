@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from vidspec.errors import ModelError
-from vidspec.models.known_pairs import known_pairs
+from vidspec.models.known_pairs import listed_models
 from vidspec.models.machine import model_cache
 from vidspec.registry import nearest
 
@@ -96,7 +96,7 @@ def download_hint(*names: str) -> str:
 
     The suffixes ``-Instruct`` and ``-hf`` are ignored.
     """
-    listed = {model.name for pair in known_pairs() for model in (pair.target, pair.draft) if model is not None}
+    listed = listed_models()
     short = {re.sub("-(Instruct|hf)$", "", full): full for full in sorted(listed)}
     meant = [nearest(re.sub("-(Instruct|hf)$", "", name), short) for name in names if name not in listed]
     hints = [f"did you mean {short[match]}?" for match in meant if match is not None]

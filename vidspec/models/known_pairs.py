@@ -184,10 +184,16 @@ def _listed_model(name: str, facts: dict[str, Any]) -> KnownModel:
     return KnownModel(name, **hashable)
 
 
+@cache
+def listed_models() -> dict[str, KnownModel]:
+    """Return all models that are listed as a target or a draft, by name, in the order of the pairs."""
+    models = (model for pair in known_pairs() for model in (pair.target, pair.draft))
+    return {model.name: model for model in models if model is not None}
+
+
 def known_model(name: str) -> KnownModel | None:
     """Return the published facts of a model, listed as a target or a draft; None if it is not."""
-    listed = (model for pair in known_pairs() for model in (pair.target, pair.draft))
-    return next((model for model in listed if model is not None and model.name == name), None)
+    return listed_models().get(name)
 
 
 @cache
@@ -212,8 +218,7 @@ def named_model(text: str) -> KnownModel | None:
     if (exact := known_model(text)) is not None or "/" in text or Path(text).exists():
         return exact
     words = set(re.split(r"[\s_-]+", text.strip().lower()))
-    listed = dict.fromkeys(model for pair in known_pairs() for model in (pair.target, pair.draft) if model is not None)
-    named = [model for model in listed if words <= set(re.split(r"[/_-]", model.name.lower()))]
+    named = [model for model in listed_models().values() if words <= set(re.split(r"[/_-]", model.name.lower()))]
     return min(named, key=lambda model: len(re.split(r"[/_-]", model.name)), default=None)
 
 

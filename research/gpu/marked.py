@@ -12,10 +12,11 @@ from research.gpu.results import Results, read
 ROOT = Path(__file__).resolve().parents[2]
 #: Those of the kernels run on a CPU too, where Triton's interpreter runs them; so a smoke run leaves them out.
 KERNELS = ("tests/engine/test_kernel.py", "tests/engine/test_block_kernels.py")
-#: In this order: passes, products, pixels, towers, and whole clips.
+#: In this order: passes, products, Markov heads, pixels, towers, and whole clips.
 FILES = (
     "tests/gpu/test_replayed.py",
     "tests/gpu/test_few_rows.py",
+    "tests/gpu/test_markov.py",
     "tests/gpu/test_pixels.py",
     "tests/gpu/test_towers.py",
     "tests/gpu/test_nvdec.py",

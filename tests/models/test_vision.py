@@ -3,6 +3,7 @@
 import weakref
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -12,8 +13,13 @@ from torch.utils._pytree import tree_leaves
 from research.stock_inputs import stock_pixels
 from tests.checkpoints import llava, llava_onevision, qwen
 from tests.checkpoints.qwen import QWEN2, QWEN3, QWEN25
-from vidspec.models import vision
+from tests.model_pairs import ADAPTERS
+from tests.ready_clips import serve_captions
+from tests.tiers import full_but
+from vidspec.models import video_language_model, vision
+from vidspec.models.request import CaptionRequest
 from vidspec.models.vision import token_bytes, window_attention
+from vidspec.video import Clip
 
 STEPS = 7
 #: Visual tokens of a step, in windows of 3 x 3: equal ones, unequal ones at one border, at both, at both of one window.
@@ -217,3 +223,91 @@ def test_the_budget_of_a_tower_follows_the_free_memory_of_a_gpu(monkeypatch):
     assert vision.tower_budget(torch.device("cuda")) == 1 << 28
     monkeypatch.setattr(vision, "free_memory", lambda device: 1 << 40)
     assert vision.tower_budget(torch.device("cuda")) == vision.BUDGET
+
+
+#: Families whose small models here have products of many rows for each frame.
+SAME_BITS = ("llava_onevision", QWEN25, "minicpmv4_6")
+
+
+def answered_together(model, clips, *, pooled=False):
+    """Vision outputs of clips whose requests wait together, and the number of clips in each pass."""
+    steps = [model.encode_steps(model.preprocess(clip), pooled=pooled) for clip in clips]
+    waiting, outputs, passes = {number: next(one) for number, one in enumerate(steps)}, {}, []
+    while waiting:
+        first, *rest = waiting.values()
+        others = first.partners([first, *rest])
+        first.run_with(others)
+        passes.append(1 + len(others))
+        for number, request in list(waiting.items()):
+            if request is first or request in others:
+                try:
+                    waiting[number] = steps[number].send(request.answer)
+                except StopIteration as end:
+                    outputs[number] = end.value
+                    del waiting[number]
+    return [outputs[number] for number in range(len(clips))], passes
+
+
+def noise(seed, frames, height=60, width=90):
+    shown = np.random.default_rng(seed).integers(0, 255, (frames, height, width, 3), dtype=np.uint8)
+    return Clip.of(shown, range(frames))
+
+
+@pytest.mark.parametrize("family", full_but([*SAME_BITS], sorted(ADAPTERS)))
+@pytest.mark.parametrize("pooled", full_but([False], [False, True]))
+def test_frames_of_several_clips_share_a_pass(family, pooled, monkeypatch):
+    """One pass instead of three, with the same bits where those of a product do not depend on its number of rows."""
+    monkeypatch.setattr(video_language_model, "shares_passes", lambda device: True)
+    model = ADAPTERS[family]()
+    # Others choose the size of frames by their number.
+    clips = [noise(seed, count) for seed, count in enumerate((4, 2, 6) if family in SAME_BITS else (4, 4, 4))]
+    together, passes = answered_together(model, clips, pooled=pooled)
+    assert passes == [3]
+    for clip, seen in zip(clips, together, strict=True):
+        alone = model.encode(model.preprocess(clip), pooled=pooled)
+        for level, expected in zip((seen.features, *seen.deepstack), (alone.features, *alone.deepstack), strict=True):
+            assert torch.equal(level, expected) or family not in SAME_BITS
+            torch.testing.assert_close(level, expected, rtol=1e-5, atol=1e-5)
+        assert (seen.grid, seen.seconds, seen.views) == (alone.grid, alone.seconds, alone.views)
+
+
+def test_passes_of_several_clips_stay_within_the_budget(monkeypatch):
+    """The frames of two clips fit; those of other sizes do not join; on a CPU none do."""
+    case = TowerCase("llava_onevision")
+    pixels = case.model.preprocess(noise(0, 3))
+    monkeypatch.setattr(video_language_model, "shares_passes", lambda device: True)
+    monkeypatch.setattr(video_language_model, "tower_budget", lambda device: 7 * case.bytes_of_a_frame(pixels))
+    clips = [noise(seed, 3) for seed in range(5)]
+    assert answered_together(case.model, clips)[1] == [2, 2, 1]
+    assert answered_together(ADAPTERS[QWEN25](), [clips[0], noise(0, 3, 90, 60), clips[1]])[1] == [2, 1]
+    monkeypatch.undo()
+    assert answered_together(case.model, clips[:2])[1] == [1, 1]
+
+
+def test_clips_in_flight_share_passes_of_the_tower(small_captioner, monkeypatch):
+    """Two passes, one of each model, for four clips whose pixels are there; a pass that fails is made for each clip."""
+    inputs, client = small_captioner.client.inputs, small_captioner.client
+    clips = {str(seed): noise(seed, 4) for seed in range(4)}
+    expected = {key: small_captioner.caption(key, clip=clip).token_ids for key, clip in clips.items()}
+    family, passes, most = type(client.setup.target.model), [], [4]
+    encode = family._chunk
+
+    def counted(model, pixels, pooled):
+        passes.append(pixels.grid[0] // 4)
+        if passes[-1] > most[0]:
+            raise RuntimeError("no room")
+        return encode(model, pixels, pooled)
+
+    def ready(clip):
+        return {model: model.preprocess(clip) for model in inputs.vision.models}
+
+    monkeypatch.setattr(family, "_chunk", counted)
+    monkeypatch.setattr(video_language_model, "shares_passes", lambda device: True)
+    monkeypatch.setattr(inputs.vision, "take", ready)
+    for limit in (4, 1):
+        passes.clear()
+        most[0] = limit
+        requests = [CaptionRequest(key, clip, key=key) for key, clip in clips.items()]
+        texts = serve_captions(small_captioner, requests, batch=4)
+        assert {key: one.token_ids for key, one in texts.items()} == expected
+        assert passes == [4, 4] if limit == 4 else (passes[0], passes.count(1)) == (4, 8)

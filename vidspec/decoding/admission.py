@@ -1,7 +1,7 @@
 """Memory admission: arithmetic, ahead of a clip's first pass, on whether it fits alongside those in flight.
 
 A clip takes entries of each model's slab until it is captioned. Until its prompts have been read it also takes bytes
-for its visual tokens and the embedded prompt. The tower encodes one clip at a time.
+for its visual tokens and the embedded prompt. A pass of the tower takes one clip, or several within a byte budget.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from vidspec.engine.decoder import LanguageModel
 from vidspec.engine.device import free_memory
 from vidspec.engine.slab import Slab
 from vidspec.errors import GenerationError
+from vidspec.models.memory_estimate import BUDGET
 from vidspec.models.video_language_model import VideoLanguageModel
+from vidspec.models.vision import shares_passes
 
 if TYPE_CHECKING:
     from vidspec.decoding.setup import DecodingSetup
@@ -33,7 +35,7 @@ class MemoryClaim(NamedTuple):
         model: the model that reads the clip.
         entries: slab entries of the prompt and the tokens after it.
         prompt: bytes until the prompt has been read.
-        tower: bytes while it is encoded, by one clip at a time.
+        tower: bytes of a tower's pass while it is encoded.
         other_slab: bytes, until it is captioned, of a slab in another process.
     """
 
@@ -85,7 +87,8 @@ def needed_bytes(claims: Sequence[MemoryClaim]) -> Counter[torch.device]:
     for claim in claims:
         device = claim.model.device
         needed[device] += claim.prompt + claim.other_slab + claim.model.decoder.state_bytes
-        towers[device] = max(towers[device], claim.tower)
+        together = min(BUDGET, towers[device] + claim.tower) if shares_passes(device) else 0
+        towers[device] = max(towers[device], claim.tower, together)
     for model in {id(claim.model.decoder): claim.model for claim in claims}.values():
         if (graphs := model.decoder.graphs) is not None:
             needed[model.device] += graphs.bytes_to_capture

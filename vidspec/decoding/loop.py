@@ -232,7 +232,7 @@ class Loop:
         if encodes and not (waiting and self._encoded_last):  # encodes and passes alternate
             self._encoded_last = True
             self._run_later()
-            resumed.append(self._encode(*encodes[0]))
+            resumed += self._encode(encodes)
         elif waiting:
             self._encoded_last = False
             drafts_first = min(waiting.values(), key=lambda pairs: pairs[0][1].lane)
@@ -270,15 +270,25 @@ class Loop:
         until = min(deadlines) - time.monotonic()
         self.wake.wait(max(0.0, until if patience is None else min(until, patience)))
 
-    def _encode(self, client: LoopClient, request: Encode) -> LoopClient:
-        begun = self.now()
+    def _encode(self, encodes: list[tuple[LoopClient, Encode]]) -> list[LoopClient]:
+        """Answer the first request, with those that one pass of a vision tower answers, too."""
+        client, first = encodes[0]
+        others = first.partners([request for _, request in encodes])
+        begun, failed = self.now(), False
         try:
-            request.run()
+            first.run_with(others)
             self.synchronise()
         except Exception as error:
-            return self._resume(client, error)
-        request.seconds = self.now() - begun
-        return self._resume(client, request.answer)
+            if not others:
+                return [self._resume(client, error)]
+            failed = True
+        if failed:  # outside the except clause, whose error holds the tensors of the pass
+            return self._encode(encodes[:1])
+        seconds, answered = self.now() - begun, {id(one) for one in (first, *others)}
+        for _, request in encodes:
+            if id(request) in answered:
+                request.seconds = seconds
+        return [self._resume(one, request.answer) for one, request in encodes if id(request) in answered]
 
     def _answer_requests(self, requests: list[tuple[LoopClient, Forward]]) -> list[tuple[LoopClient, object]]:
         """Run one pass over the rows these clips request of one model, or their chains if all requests are chains."""

@@ -299,8 +299,16 @@ class Encode(_BaseRequest):
     def __init__(self, call: Callable[[], object], lane: ModelLane = "target") -> None:
         self.call, self.lane = call, lane
 
-    def run(self) -> None:
+    def partners(self, waiting: Sequence[Encode]) -> Sequence[Encode]:
+        """Return the requests of other clips, among those that wait, that are answered with this one."""
+        return ()
+
+    def run_with(self, others: Sequence[Encode]) -> None:
+        """Compute the answer, and those of :meth:`partners`."""
         self.answer = self.call()
+
+    def run(self) -> None:
+        self.run_with(())
 
 
 class Mailbox(Protocol):

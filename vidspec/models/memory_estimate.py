@@ -48,7 +48,7 @@ class ClipMemory(NamedTuple):
         kv: bytes of these entries.
         states: of recurrent layers.
         prompt: embedded prompt and visual features, until the prompt has been read.
-        tower: working memory of the vision tower, which encodes one clip at a time.
+        tower: working memory of the vision tower for this clip by itself.
         passes: working memory of a pass over a part of the prompt.
     """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -68,23 +68,20 @@ def encode_prompt(
             if not isinstance(pixels := precomputed, Pixels):
                 pixels = yield Encode(partial(model.preprocess, request.frames), worker)
         with trace.span("vision", worker):
-            vision = yield from _encode_in_steps(model.encode_steps(pixels, pooled=pooled), worker)
+            vision = yield from _on_lane(model.encode_steps(pixels, pooled=pooled), worker)
     if cache is not None:
         cache.seen[model, pooled] = vision
     with trace.span("vision", worker):
         return model.prefix(vision, request.prompt or "", request.system, request.earlier)
 
 
-def _encode_in_steps(steps: Generator[None, None, VisionOutput], worker: ModelLane) -> Steps[VisionOutput]:
-    """Run the vision tower as engine steps."""
-    outputs: list[VisionOutput] = []
-
-    def step() -> None:
+def _on_lane(steps: Steps[VisionOutput], worker: ModelLane) -> Steps[VisionOutput]:
+    """Run the requests of a vision tower on a lane."""
+    answer: object = None
+    while True:
         try:
-            next(steps)
+            request = steps.send(answer)
         except StopIteration as end:
-            outputs.append(end.value)
-
-    while not outputs:
-        yield Encode(step, worker)
-    return outputs[0]
+            return end.value  # type: ignore[no-any-return]
+        request.lane = worker
+        answer = yield request

@@ -5,14 +5,16 @@ Pruners treat audio tokens like text and keep all of them.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vidspec.engine.requests import Encode, Steps
 from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput
 from vidspec.models.families.qwen2_5_vl import Qwen25VL
 
@@ -50,17 +52,20 @@ class AudioVisualQwen(Qwen25VL):
         return replace(pixels, sound=self.spectrum(clip.sound))
 
     @torch.inference_mode()
-    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
+    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Steps[VisionOutput]:
         """Encode the frames as in Qwen2.5-VL, then the sound, in parts of bounded memory."""
         vision = yield from super().encode_steps(pixels, pooled=pooled)
         if pixels.sound is None:
             return vision
         parts = []
         for part in self.split_spectrum(pixels.sound.to(self.device)):
-            with self.vision_lock:
-                parts.append(self.encode_spectrum(part))
-            yield
+            parts.append((yield Encode(partial(self._encode_sound, part))))
         return replace(vision, audio=torch.cat(parts))
+
+    @torch.inference_mode()
+    def _encode_sound(self, part: torch.Tensor) -> torch.Tensor:
+        with self.vision_lock:
+            return self.encode_spectrum(part)
 
     def _audio_rows(self, token_ids: torch.Tensor, vision: VisionOutput | None, rows: torch.Tensor) -> torch.Tensor:
         """Return the rows (A,) of the audio tokens, those after the first visual token: a text may contain others."""

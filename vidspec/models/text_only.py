@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
+from vidspec.engine.requests import Steps
 from vidspec.errors import ModelError
 from vidspec.models.base import Pixels, StockModel, VisionOutput
 from vidspec.models.identity import TEXT
@@ -38,7 +38,7 @@ class TextModel(VideoLanguageModel):
     def preprocess(self, clip: Clip) -> Pixels:
         self._raise_no_vision()
 
-    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
+    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Steps[VisionOutput]:
         self._raise_no_vision()
 
     def _raise_no_vision(self) -> NoReturn:

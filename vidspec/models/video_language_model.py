@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ from vidspec.engine.fused import FusedDecoder, unsupported_reason
 from vidspec.engine.layouts import WeightFormat, lay_out_all, matrix_linears
 from vidspec.engine.matrix import Matrix
 from vidspec.engine.quantised import Precision
+from vidspec.engine.requests import Steps, run_to_completion
 from vidspec.engine.stock import StockDecoder
 from vidspec.models.base import (
     EmbeddedPrompt,
@@ -34,7 +35,14 @@ from vidspec.models.memory_estimate import ClipMemory, clip_memory
 from vidspec.models.model_sizes import sizes_of
 from vidspec.models.preprocess import ProcessorConfig
 from vidspec.models.prompt_template import PromptTemplate
-from vidspec.models.vision import register_window_attention, split_pixels, tower_budget
+from vidspec.models.vision import (
+    EncodeFrames,
+    frames_per_pass,
+    register_window_attention,
+    shares_passes,
+    split_pixels,
+    tower_budget,
+)
 
 if TYPE_CHECKING:
     from vidspec.models.request import DialogueTurn
@@ -144,20 +152,27 @@ class VisionAdapter(StockParts):
         sizes = [[getattr(tower, name, None) for name in ("image_size", "patch_size")] for tower in towers]
         return (self._processor, self.frame_rule, sizes[0]) == (other._processor, other.frame_rule, sizes[1])
 
-    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
-        """Run :meth:`encode` in steps of bounded work and memory, one per ``next``."""
+    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Steps[VisionOutput]:
+        """Run :meth:`encode` in requests of bounded work and memory."""
         raise NotImplementedError
 
     def encode_chunks(
-        self, pixels: Pixels, tokens: int, encode: Callable[[Pixels], T]
-    ) -> Generator[None, None, list[T]]:
-        """Run ``encode`` on each part of :func:`~vision.split_pixels`, one per step, and return the results."""
+        self, pixels: Pixels, tokens: int, encode: Callable[[Pixels, bool], T], pooled: bool
+    ) -> Steps[list[T]]:
+        """Run ``encode`` on each part of :func:`~vision.split_pixels`, one per request, and return the results.
+
+        Args:
+            pixels: the clip.
+            tokens: rows of the tower's hidden states per frame.
+            encode: see :class:`~vision.EncodeFrames`.
+            pooled: its second argument.
+        """
         outputs = []
         config, budget = self.model.config.vision_config, tower_budget(self.device)
-        for part in split_pixels(pixels, tokens, config, budget, every_block=self.keeps_blocks):
-            with self.vision_lock:
-                outputs.append(encode(part))
-            yield
+        size = frames_per_pass(pixels, tokens, config, budget, every_block=self.keeps_blocks)
+        most = size if shares_passes(self.device) else 0
+        for part in split_pixels(pixels, size):
+            outputs.append((yield EncodeFrames(encode, part, pooled, most, self.vision_lock)))
         return outputs
 
     def encode(self, pixels: Pixels, *, pooled: bool = False) -> VisionOutput:
@@ -167,12 +182,7 @@ class VisionAdapter(StockParts):
             pixels: from :meth:`preprocess`.
             pooled: average the tower's features 2 x 2 just before the projector (TABED's context P).
         """
-        steps = self.encode_steps(pixels, pooled=pooled)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
+        return run_to_completion(self.encode_steps(pixels, pooled=pooled))
 
 
 class VideoLanguageModel(VisionAdapter):

@@ -1,16 +1,18 @@
-"""Window attention and chunked encoding for the stock vision towers of ``transformers``.
+"""Window attention and passes within a byte budget for the stock vision towers of ``transformers``.
 
 Windows of equal length share one attention call, those of all lengths where torch has flash attention for a GPU. Clips
-are cut into chunks within a byte budget. The arithmetic is that of ``transformers``.
+are cut into parts, and on a GPU parts of several clips share a pass. The arithmetic is that of ``transformers``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
+from threading import Lock
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -18,6 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from vidspec.engine.device import free_memory
 from vidspec.engine.flash import is_supported
+from vidspec.engine.requests import Encode
 from vidspec.models.base import Pixels, StockConfig
 from vidspec.models.memory_estimate import BUDGET
 
@@ -100,25 +103,28 @@ def tower_budget(device: torch.device) -> int:
     return BUDGET if free is None else min(BUDGET, free // 4)
 
 
-def split_pixels(
-    pixels: Pixels, tokens: int, config: StockConfig, budget: int, *, every_block: bool = False
-) -> Iterator[Pixels]:
-    """Cut a clip between frames (temporal steps) into parts of similar length, each within a byte budget.
-
-    No tower attends across frames, so the results equal those of the whole clip, in memory that does not grow with it.
+def frames_per_pass(pixels: Pixels, tokens: int, config: StockConfig, budget: int, *, every_block: bool = False) -> int:
+    """Return the number of frames (temporal steps) that a pass takes within a byte budget, at least one.
 
     Args:
-        pixels: the clip, with equally many rows of ``stored`` per frame.
+        pixels: a clip, with equally many rows of ``stored`` per frame.
         tokens: rows of the tower's hidden states per frame.
         config: config of the tower.
-        budget: bytes of its activations; a single frame is never cut.
+        budget: bytes of its activations.
         every_block: the stock model keeps the hidden states of every block.
     """
+    # float32 and tower's dtype
+    pixel_bytes = 0 if pixels.rules is None else 2 * 4 * pixels.stored.numel() // pixels.grid[0]
+    return max(1, budget // (tokens * token_bytes(config, every_block=every_block) + pixel_bytes))
+
+
+def split_pixels(pixels: Pixels, most: int) -> Iterator[Pixels]:
+    """Cut a clip between frames (temporal steps) into parts of similar length, each of ``most`` frames at most.
+
+    No tower attends across frames, so the results equal those of the whole clip, in memory that does not grow with it.
+    """
     frames = pixels.grid[0]
-    pixel_bytes = 0 if pixels.rules is None else 2 * 4 * pixels.stored.numel() // frames  # float32 and tower's dtype
-    frames_per_part = max(1, budget // (tokens * token_bytes(config, every_block=every_block) + pixel_bytes))
-    count = -(-frames // frames_per_part)
-    rows = len(pixels.stored) // frames
+    count, rows = -(-frames // most), len(pixels.stored) // frames
     for part in range(count):
         first, end = part * frames // count, (part + 1) * frames // count
         yield replace(
@@ -127,6 +133,76 @@ def split_pixels(
             grid=(end - first, *pixels.grid[1:]),
             seconds=pixels.seconds[first:end],
         )
+
+
+def shares_passes(device: torch.device) -> bool:
+    """Return True if passes of a tower take frames of several clips: on a GPU, which few frames do not fill.
+
+    On a CPU the clips behind the first would delay it, and gain nothing.
+    """
+    return device.type != "cpu"
+
+
+class EncodeFrames(Encode):
+    """Some frames of a clip for a vision tower, whose pass may take frames of other clips that wait for it.
+
+    The answer is the output of ``encode`` for these frames.
+
+    Args:
+        encode: runs the tower over frames of one size; tensors of its output have equally many rows of each frame.
+        pixels: the frames.
+        pooled: second argument of ``encode``.
+        most: frames that a pass with other clips takes.
+        lock: held during a pass.
+    """
+
+    def __init__(
+        self, encode: Callable[[Pixels, bool], Any], pixels: Pixels, pooled: bool, most: int, lock: Lock
+    ) -> None:
+        super().__init__(self._encode_alone)
+        self.encode, self.pixels, self.pooled, self.most, self._lock = encode, pixels, pooled, most, lock
+        stored = pixels.stored
+        self._kind = encode, pooled, pixels.grid[1:], stored.shape[1:], stored.dtype, stored.device, pixels.rules
+
+    def partners(self, waiting: Sequence[Encode]) -> Sequence[Encode]:
+        found, left = list[Encode](), self.most - self.pixels.grid[0]
+        for one in waiting:
+            if isinstance(one, EncodeFrames) and one is not self and one._kind == self._kind:
+                left -= one.pixels.grid[0]
+                if left < 0:
+                    break
+                found.append(one)
+        return found
+
+    @torch.inference_mode()
+    def run_with(self, others: Sequence[Encode]) -> None:
+        batch = [self, *(one for one in others if isinstance(one, EncodeFrames))]
+        clips = [one.pixels for one in batch]
+        together, counts = self.pixels, [clip.grid[0] for clip in clips]
+        if others:
+            together = replace(
+                self.pixels,
+                stored=torch.cat([clip.stored for clip in clips]),
+                grid=(sum(counts), *self.pixels.grid[1:]),
+                seconds=tuple(chain.from_iterable(clip.seconds for clip in clips)),
+            )
+        with self._lock:
+            output = self.encode(together, self.pooled)
+        for one, answer in zip(batch, _split_output(output, counts), strict=True):
+            one.answer = answer
+
+    def _encode_alone(self) -> object:
+        self.run_with(())
+        return self.answer
+
+
+def _split_output(output: Any, counts: Sequence[int]) -> list[Any]:
+    """Return the part of each clip, of so many frames: rows of all tensors, and all else as it is."""
+    if isinstance(output, torch.Tensor):
+        return list(output.split([count * len(output) // sum(counts) for count in counts]))
+    if isinstance(output, list | tuple) and output:
+        return [type(output)(part) for part in zip(*(_split_output(one, counts) for one in output), strict=True)]
+    return [output] * len(counts)
 
 
 @contextmanager

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from vidspec.engine.requests import Steps
 from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
 from vidspec.models.frame_rules import TokenGrid
 from vidspec.models.preprocess import MODES, PixelRules, ProcessorConfig, pool_features, resize_to_square, seconds_of
@@ -65,12 +65,10 @@ class Gemma4(VideoLanguageModel):
         return Pixels(cut.flatten(3).flatten(0, 2), (len(shown), rows, columns), seconds_of(clip), rules=rules)
 
     @torch.inference_mode()
-    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
+    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Steps[VisionOutput]:
         """Return the tokens of all frames in raster order; ``pooled`` averages them 2 x 2 before the projector."""
         frames, rows, columns = pixels.grid
-        outputs = yield from self.encode_chunks(
-            pixels, rows * columns * self.pool**2, lambda part: self._chunk(part, pooled)
-        )
+        outputs = yield from self.encode_chunks(pixels, rows * columns * self.pool**2, self._chunk, pooled)
         if pooled:
             rows, columns = -(-rows // 2), -(-columns // 2)
         return VisionOutput.raster(torch.cat(outputs), (frames, rows, columns), pixels.seconds)

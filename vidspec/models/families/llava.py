@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from vidspec.engine.requests import Steps
 from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
 from vidspec.models.frame_rules import FrameRule, SquareFrames
 from vidspec.models.preprocess import ImageRules, ProcessorConfig, pool_features, resize_and_crop, seconds_of
@@ -66,7 +66,7 @@ class Llava(VideoLanguageModel):
         return Pixels(shown, (len(shown), self.side, self.side), seconds_of(clip), rules=self.rules.pixels)
 
     @torch.inference_mode()
-    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
+    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Steps[VisionOutput]:
         """Return T * side ** 2 tokens, frames in raster order; a class token that the model keeps comes first in its
         frame and counts as a separator."""
         features, side = yield from self.projected(pixels, pooled)
@@ -81,7 +81,7 @@ class Llava(VideoLanguageModel):
             seconds=pixels.seconds,
         )
 
-    def projected(self, pixels: Pixels, pooled: bool) -> Generator[None, None, tuple[torch.Tensor, int]]:
+    def projected(self, pixels: Pixels, pooled: bool) -> Steps[tuple[torch.Tensor, int]]:
         """Return projected features (n, tokens, hidden) of n images, and tokens per side.
 
         Args:
@@ -89,7 +89,7 @@ class Llava(VideoLanguageModel):
             pooled: average the tower's features 2 x 2 just before the projector.
         """
         tokens = math.prod(pixels.stored.shape[1:-3]) * self.tower_rows  # rows per frame
-        outputs = yield from self.encode_chunks(pixels, tokens, lambda part: self._chunk(part, pooled))
+        outputs = yield from self.encode_chunks(pixels, tokens, self._chunk, pooled)
         features, sides = zip(*outputs, strict=True)
         return torch.cat(features), sides[0]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 import torch
 
+from vidspec.engine.requests import Steps
 from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
 from vidspec.models.families.llava import VICUNA, Llava
 from vidspec.models.frame_rules import FrameRule, TiledFrames
@@ -55,7 +55,7 @@ class LlavaNext(Llava):
         return {**super().tower_inputs(pixels), "image_sizes": sizes}
 
     @torch.inference_mode()
-    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
+    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Steps[VisionOutput]:
         """Return per frame side ** 2 tokens of the whole, then the tiles' without padding, a newline after each row.
 
         In the frame's raster of visual tokens, the tiles' rows come below those of the whole.

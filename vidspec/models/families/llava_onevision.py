@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch.nn import functional as F
 
+from vidspec.engine.requests import Steps
 from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
 from vidspec.models.frame_rules import FrameRule, SquareFrames
 from vidspec.models.preprocess import PixelRules, ProcessorConfig, pool_features, resize_to_square, seconds_of
@@ -53,10 +53,10 @@ class LlavaOnevision(VideoLanguageModel):
         return Pixels(shown, (len(shown), self.patches, self.patches), seconds_of(clip), rules=self.rules)
 
     @torch.inference_mode()
-    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
+    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Steps[VisionOutput]:
         """Return T * cells ** 2 + 1 tokens: pooled features of all frames in raster order, then the newline."""
         frames, side, _ = pixels.grid
-        parts = yield from self.encode_chunks(pixels, side**2, lambda part: self._chunk(part, pooled))
+        parts = yield from self.encode_chunks(pixels, side**2, self._chunk, pooled)
         features = torch.cat(parts)
         cells = math.isqrt(len(features) // frames)
         vision = VisionOutput.raster(features, (frames, cells, cells), pixels.seconds)

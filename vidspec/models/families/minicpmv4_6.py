@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from vidspec.engine.requests import Steps
 from vidspec.errors import ModelError
 from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
 from vidspec.models.frame_rules import SlicedFrames
@@ -95,16 +96,14 @@ class MiniCPMV46(VideoLanguageModel):
         return cells.flatten(-3).flatten(-3, -2)
 
     @torch.inference_mode()
-    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
+    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Steps[VisionOutput]:
         """Return per frame the tokens of the whole, then of each slice; ``pooled`` averages the tower's output 2 x 2.
 
         In the frame's raster of visual tokens, the rows of the slices come below those of the whole.
         """
         frames, height, width = pixels.grid
         _, slices, _ = self.frame_rule.views(height, width)
-        outputs = yield from self.encode_chunks(
-            pixels, len(pixels.stored) // frames, lambda part: self._chunk(part, pooled)
-        )
+        outputs = yield from self.encode_chunks(pixels, len(pixels.stored) // frames, self._chunk, pooled)
         features, sizes = zip(*outputs, strict=True)
         views, places = _layout(sizes[0][0], sizes[0][-1], slices)
         row, column = places.to(features[0].device).repeat(1, frames)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch.nn import functional as F
 
+from vidspec.engine.requests import Steps
 from vidspec.errors import ModelError
 from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, VisionOutput, families
 from vidspec.models.frame_rules import FrameRule, SquareFrames
@@ -101,10 +102,10 @@ class Molmo2(VideoLanguageModel):
         return Pixels(torch.cat(parts), (len(clip), side, side), seconds_of(clip), rules=self.square)
 
     @torch.inference_mode()
-    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
+    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Steps[VisionOutput]:
         """Return the tokens of all frames in raster order; ``pooled`` averages patches 2 x 2 before the projector."""
         frames, side, _ = pixels.grid
-        outputs = yield from self.encode_chunks(pixels, side**2, lambda part: self._chunk(part, pooled))
+        outputs = yield from self.encode_chunks(pixels, side**2, self._chunk, pooled)
         placeholder = self.embed(torch.tensor(self.visual_id, device=self.device))
         side = -(-side // 2) if pooled else side
         down, across = (-(-side // size) for size in self.pool)

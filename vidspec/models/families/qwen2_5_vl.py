@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from vidspec.engine.requests import Steps
 from vidspec.models.base import Pixels, StockConfig, StockModel, VisionOutput, families
 from vidspec.models.frame_rules import FrameRule
 from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, ProcessorConfig, pool_features
@@ -87,14 +88,14 @@ class Qwen25VL(VideoLanguageModel):
         return Pixels(shown, grid, tuple(starts.tolist()), rules=rules)
 
     @torch.inference_mode()
-    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
+    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Steps[VisionOutput]:
         """Return one token per ``merge`` x ``merge`` patches, in raster order.
 
         ``pooled`` averages patches 2 x 2 before merging, so the grid has half the sides, rounded up; the last patches
         are repeated if a pooled side is not divisible by ``merge``.
         """
         _, rows, columns = pixels.grid
-        outputs = yield from self.encode_chunks(pixels, rows * columns, lambda part: self._chunk(part, pooled))
+        outputs = yield from self.encode_chunks(pixels, rows * columns, self._chunk, pooled)
         levels, sides = zip(*outputs, strict=True)
         features, *deepstack = (torch.cat(level) for level in zip(*levels, strict=True))
         return VisionOutput.raster(features, (pixels.grid[0], *sides[0]), pixels.seconds, tuple(deepstack))

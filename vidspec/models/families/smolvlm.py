@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from vidspec.engine.requests import Steps
 from vidspec.models.base import Pixels, StockConfig, StockModel, VisionOutput, families
 from vidspec.models.frame_rules import FrameRule, SquareFrames
 from vidspec.models.preprocess import PixelRules, ProcessorConfig, channels_first, pool_features, resize, seconds_of
@@ -94,13 +94,13 @@ class SmolVLM(VideoLanguageModel):
         return Pixels(shown, grid, seconds_of(clip), clip.facts.duration_s, rules=self.square)
 
     @torch.inference_mode()
-    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
+    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Steps[VisionOutput]:
         """Return T * side ** 2 tokens, all frames in raster order.
 
         ``pooled`` averages patches 2 x 2 before the pixel shuffle; the last patches are repeated if a pooled side is
         not divisible by ``scale``.
         """
-        outputs = yield from self.encode_chunks(pixels, self.patches**2, lambda part: self._chunk(part, pooled))
+        outputs = yield from self.encode_chunks(pixels, self.patches**2, self._chunk, pooled)
         features, frames = torch.cat(outputs), pixels.grid[0]
         side = math.isqrt(len(features) // frames)
         return VisionOutput.raster(features, (frames, side, side), pixels.seconds, duration=pixels.duration)

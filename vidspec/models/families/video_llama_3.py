@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 import torch
 
+from vidspec.engine.requests import Steps
 from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
 from vidspec.models.families.qwen2_5_vl import Qwen25VL
 from vidspec.models.preprocess import ProcessorConfig, pool_features
@@ -56,7 +57,7 @@ class VideoLlama3(Qwen25VL):
         return pieces
 
     @torch.inference_mode()
-    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Generator[None, None, VisionOutput]:
+    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Steps[VisionOutput]:
         """Return the tokens in raster order that differ from those of the frame before; all if ``pooled``."""
         seen = yield from super().encode_steps(pixels, pooled=pooled)
         if pooled or not self.compresses:

@@ -18,8 +18,9 @@
 #   make peers                                           environments with OpenVINO and vLLM for research.peers
 #   make gpu [ARGS=...] [SMOKE=1] [OUT=DIR]              test and measure on an NVIDIA GPU; without one, say so, or with
 #                                                        SMOKE=1 run small versions on the CPU
-#   make gpu-sizes, gpu-rounds, gpu-kernels, gpu-folder,
-#        gpu-tests                                       its parts, of about three minutes each
+#   make gpu-records, gpu-train, gpu-rounds, gpu-sizes,
+#        gpu-kernels, gpu-folder, gpu-tests              its parts, of about three minutes each
+#   make gpu-prepared                                    the most valuable of them in nine minutes
 #   make gpu-carry [FOR=3.12]                            what a GPU machine without a network lacks: runs/carry
 #
 # PYTHON=python3.12 makes .venv with another Python. pip's own configuration and PIP_* variables are honoured.
@@ -41,7 +42,7 @@ PIP_INSTALL = if $(HAS_GPU); then set --; else set -- -c constraints/cpu.txt; \
 	$(LOOKS_ELSEWHERE) || set -- "$$@" --extra-index-url $(CPU_INDEX); fi; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$@"
 
-.PHONY: caption test test-rest test-all test-research test-lowest sweep lint docs bench evidence real-text peers gpu gpu-sizes gpu-rounds gpu-kernels gpu-folder gpu-tests gpu-carry clean
+.PHONY: caption test test-rest test-all test-research test-lowest sweep lint docs bench evidence real-text peers gpu gpu-sizes gpu-rounds gpu-kernels gpu-folder gpu-tests gpu-records gpu-train gpu-prepared gpu-carry clean
 
 caption: $(VENV)/installed
 	@$(BIN)/vidspec caption "$(CLIP)" $(ARGS)
@@ -124,7 +125,7 @@ FRAMES ?= $(wildcard runs/carry/frames.npz)
 OUT ?= runs/gpu
 NEEDED := jinja2 numpy PIL platformdirs pydantic pytest rich safetensors srt tokenizers torch transformers \
 	typer wcmatch webvtt yaml
-gpu gpu-sizes gpu-rounds gpu-kernels gpu-folder gpu-tests:
+gpu gpu-sizes gpu-rounds gpu-kernels gpu-folder gpu-tests gpu-records gpu-train:
 	@if [ -z "$(SMOKE)" ] && ! $(HAS_GPU); then echo "no NVIDIA GPU here: nothing was run"; exit; fi; \
 	has() { "$$1" -c 'import importlib, sys; [*map(importlib.import_module, sys.argv[1:])]' $(NEEDED) 2>/dev/null; }; \
 	before=$$PYTHONPATH; export PYTHONPATH="$(CURDIR):$$before"; python=; \
@@ -140,8 +141,15 @@ gpu gpu-sizes gpu-rounds gpu-kernels gpu-folder gpu-tests:
 		export PYTHONPATH="$(CURDIR):$$before"; \
 		$(MAKE) --no-print-directory $(VENV)/installed-test && python=$(BIN)/python || exit 1; \
 	fi; \
-	$$python -m research.gpu $(filter-out gpu,$(@:gpu-%=%)) --out "$(OUT)" \
+	$$python -m research.gpu $(or $(GPU_PARTS),$(filter-out gpu,$(@:gpu-%=%))) --out "$(OUT)" \
 		$(if $(SMOKE),--smoke) $(if $(FRAMES),--frames "$(FRAMES)") $(ARGS)
+
+# Exactness, a folder from frames to records, training, rounds, and 32B in four bits: each part with its minutes.
+gpu-prepared:
+	@$(MAKE) --no-print-directory gpu GPU_PARTS="tests:2 records:2.3 train:1.2 rounds:1.3" \
+		ARGS="--sizes 7B --drafts none,dflash,dspark,selector $(ARGS)"; first=$$?; \
+	$(MAKE) --no-print-directory gpu GPU_PARTS="rounds:0.7" OUT="$(OUT)/int4" \
+		ARGS="--sizes 32B --weights int4 --drafts none,eagle3,dflash $(ARGS)" && exit $$first
 
 # For a GPU machine with torch, transformers and no network: decoded clips, and the other packages' wheels for its Python
 # FOR. With all tracked files they are at most 64 MiB.

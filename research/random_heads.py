@@ -11,8 +11,8 @@ import torch
 from research.random_decoder import Language
 from research.sizes import Size
 from vidspec.engine.head_states import StateInputs
-from vidspec.models.dflash import BlockDecoder
-from vidspec.models.dflash_checkpoint import block_config
+from vidspec.models.dflash import BlockDecoder, BlockHead
+from vidspec.models.dflash_checkpoint import CODEBOOKS, CONFIDENCE, MARKOV, SELECTOR, BlockSettings, block_config
 from vidspec.models.eagle3 import Eagle3Decoder, StateProjection
 from vidspec.models.eagle3_checkpoint import PROJECTIONS, default_tap_blocks, head_config
 from vidspec.models.video_language_model import VideoLanguageModel
@@ -21,6 +21,12 @@ from vidspec.models.video_language_model import VideoLanguageModel
 DRAFTED = 32_000
 #: Blocks, tokens of a block and tapped target blocks of published DFlash heads.
 BLOCKS, BLOCK, TAPS = 5, 16, 5
+#: Kinds of block heads, by keys of their configs.
+BLOCK_HEADS: Mapping[str, Mapping[str, object]] = {
+    "dflash": {},
+    "dspark": {"markov_rank": 256, "enable_confidence_head": True, "confidence_head_with_markov": True},
+    "selector": {"selector_rank": 256, "selector_top_k": 16, "is_causal": True},
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +37,7 @@ class RandomHead(Language):
         tokens: the target's id of each of its own ids.
         blocks: target blocks whose input it reads.
         size, mask: of a block head: tokens of a block, and the id of a masked position.
-        first, whole, candidates, markov, in_turn, confident: of a block head: its first drafted position; it drafts
-            whole blocks, all positions at once, and has neither selector nor confidences.
+        first, whole, candidates, markov, in_turn, confident: as of :class:`~vidspec.models.dflash.BlockHead`.
     """
 
     tokens: torch.Tensor
@@ -74,24 +79,54 @@ def random_eagle3(target: Language, shape: Size) -> RandomHead:
 
 
 @torch.inference_mode()
-def random_block_head(target: Language, shape: Size) -> RandomHead:
-    """Return a block head (DFlash) as wide as its target, whose last id is the mask."""
-    mask, taps = shape.vocabulary - 1, [round(at * (shape.layers - 1) / (TAPS - 1)) for at in range(TAPS)]
-    own = {"target_layer_ids": taps, "mask_token_id": mask}
+def random_block_head(target: Language, shape: Size, kind: str = "dflash") -> RandomHead:
+    """Return a block head as wide as its target, whose last id is the mask."""
+    config, settings, tensors = _block_head(target, shape, kind)
+    decoder = BlockDecoder(config, settings, tensors)
+    decoder.bind_target(cast(VideoLanguageModel, target))
+    read = _bytes(tensors) + shape.head * decoder.slab.dtype.itemsize  # its logits are of the target's output head
+    return RandomHead(
+        decoder,
+        target.device,
+        shape.vocabulary,
+        read,
+        target.known_ids,
+        torch.arange(shape.vocabulary),
+        tuple(block + 1 for block in settings.taps),
+        settings.size,
+        shape.vocabulary - 1,
+        whole=bool(settings.both_ways),
+        candidates=settings.candidates if settings.rank else 0,
+        markov=settings.markov > 0,
+        in_turn=bool(settings.markov or settings.rank),
+        confident=settings.confidence,
+    )
+
+
+@torch.inference_mode()
+def random_dflash(target: VideoLanguageModel, shape: Size) -> BlockHead:
+    """Return a block head for a model with a vision tower."""
+    config, settings, tensors = _block_head(cast(Language, target), shape, "dflash")
+    return BlockHead("random", config, settings, tensors, target, target.device)
+
+
+def _block_head(target: Language, shape: Size, kind: str) -> tuple[Any, BlockSettings, dict[str, torch.Tensor]]:
+    taps = [round(at * (shape.layers - 1) / (TAPS - 1)) for at in range(TAPS)]
+    own = {"target_layer_ids": taps, "mask_token_id": shape.vocabulary - 1, **BLOCK_HEADS[kind]}
     config, settings = block_config("random", {**_config(shape, BLOCKS), "block_size": BLOCK, "dflash_config": own})
     shapes = {"fc.weight": (shape.hidden, TAPS * shape.hidden), "norm.weight": (shape.hidden,)}
     shapes["hidden_norm.weight"] = (shape.hidden,)
     for index in range(BLOCKS):
         shapes |= _block(shape, f"layers.{index}", shape.hidden)
         shapes |= {f"layers.{index}.self_attn.{norm}.weight": (shape.width,) for norm in ("q_norm", "k_norm")}
-    tensors = _tensors(target, shapes)
-    decoder = BlockDecoder(config, settings, tensors)
-    decoder.bind_target(cast(VideoLanguageModel, target))
-    ids, blocks = torch.arange(shape.vocabulary), tuple(block + 1 for block in settings.taps)
-    read = _bytes(tensors) + shape.head * decoder.slab.dtype.itemsize  # its logits are of the target's output head
-    return RandomHead(
-        decoder, target.device, shape.vocabulary, read, target.known_ids, ids, blocks, settings.size, mask
-    )
+    tables = [f"{MARKOV}.markov_w{number}.weight" for number in (1, 2)] if settings.markov else []
+    if settings.rank:
+        tables = [f"{SELECTOR}.{book}" for book in CODEBOOKS]
+        shapes[f"{SELECTOR}.hidden_projection.weight"] = settings.rank, shape.hidden
+    shapes |= {table: (shape.vocabulary, settings.markov or settings.rank) for table in tables}
+    if settings.confidence:
+        shapes |= {f"{CONFIDENCE}.weight": (1, shape.hidden + settings.markov), f"{CONFIDENCE}.bias": (1,)}
+    return config, settings, _tensors(target, shapes)
 
 
 _EPS = 1e-6

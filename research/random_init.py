@@ -36,12 +36,13 @@ class _NoTokenizer:
         return [str(one) for one in ids] if isinstance(ids, list) else str(ids)
 
 
-def random_model(config: str | Path, where: Placement) -> VideoLanguageModel:
+def random_model(config: str | Path, where: Placement, like: Path | None = None) -> VideoLanguageModel:
     """Create a model of a config's size on its device.
 
     Args:
         config: ``config.json``, or a folder that holds one; no weights are read.
         where: device, dtype and decoder.
+        like: folder of a tokenizer with fewer ids, whose prompts it reads; None for none.
 
     Raises:
         ModelError: there is no such file, or its family is not supported.
@@ -69,7 +70,9 @@ def random_model(config: str | Path, where: Placement) -> VideoLanguageModel:
         model = model.to(where.device)
     except torch.OutOfMemoryError as error:
         raise DeviceError(f"{config} does not fit on {where.device}", hint="--dtype bfloat16", kind="memory") from error
-    tokenizer = _NoTokenizer(int(model.lm_head.weight.shape[0]))
+    count = int(model.lm_head.weight.shape[0])
+    tokenizer = _NoTokenizer(count) if like is None else transformers.AutoTokenizer.from_pretrained(str(like))
     made = kind(str(config), model, tokenizer, {})
+    made.vocabulary = count
     prepare_decoder(made, where)
     return made  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""``python -m research.gpu [sizes|rounds|kernels|folder|tests]``: test and measure on an NVIDIA GPU."""
+"""``python -m research.gpu [PART]...``: test and measure on an NVIDIA GPU."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ from vidspec.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
+    from research.gpu.records import RecordsPlan
     from research.gpu.rounds import Plan
     from research.gpu.sizes import Grid
+    from research.sizes import Tower
 
 #: Figures first.
-PARTS = ("sizes", "rounds", "kernels", "folder", "tests")
+PARTS = ("records", "train", "rounds", "sizes", "kernels", "folder", "tests")
 #: Seconds beyond its minutes after which a part is interrupted, and then until it is killed.
 GRACE, KILL = 30.0, 10.0
 SMOKE = {"generate.max_new_tokens": 12, "video.frames": 8}
@@ -38,7 +40,11 @@ SMOKE = {"generate.max_new_tokens": 12, "video.frames": 8}
 def command(
     parts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[sizes|rounds|kernels|folder|tests|frames]...", show_default="the first five"),
+        typer.Argument(
+            metavar="[PART]...",
+            help=f"{', '.join(PARTS)}, frames; records:2 takes two minutes.",
+            show_default="all but frames",
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="For a .jsonl and a .md of each part.")] = Path("runs/gpu"),
     minutes: Annotated[
@@ -50,8 +56,14 @@ def command(
     ] = None,
     clips: Annotated[int, typer.Option(min=1, help="Of the folder.")] = 16,
     drafts: Annotated[
-        str, typer.Option(help="Of rounds, of none, int8, int4, 3B, eagle3, dflash, generate.", show_default="all")
+        str,
+        typer.Option(
+            help="Of rounds, of none, int8, int4, 3B, eagle3, dflash, dspark, selector, generate.", show_default="all"
+        ),
     ] = "",
+    weights: Annotated[
+        str | None, typer.Option(metavar="int8|int4", help="Of the targets of rounds.", show_default="16 bits")
+    ] = None,
     profile: Annotated[
         bool,
         typer.Option("--profile", help="Write the kernels of a few turns of each of the rounds into DIR/profiles."),
@@ -66,7 +78,13 @@ def command(
     Results are lines of JSON, appended as they come; tests that passed before run last. `python -m research.gpu frames
     --frames FILE` decodes the clips of the folder for a machine that cannot.
     """
-    chosen = list(dict.fromkeys(parts or PARTS))
+    chosen = dict[str, float]()
+    for one in parts or PARTS:
+        part, _, own = one.partition(":")
+        try:
+            chosen[part] = float(own or minutes)
+        except ValueError:
+            raise UsageError(f"{one}: {own} is no number of minutes", hint="write it like records:2") from None
     if wrong := [one for one in chosen if one not in (*PARTS, "frames")]:
         raise UsageError(f"no such part: {wrong[0]}", hint=f"one of {', '.join(PARTS)}, frames")
     from research.gpu import frames as decoding
@@ -95,14 +113,17 @@ def command(
         return 0
     if here:
         device = torch.device("cpu" if smoke else "cuda:0")
-        wanted = _Wanted(out, minutes, sizes.split(","), clips, drafts.split(",") if drafts else known, profile, smoke)
-        return 0 if all([_run(part, device, wanted) for part in chosen]) else 1
+        names = drafts.split(",") if drafts else known
+        wanted = _Wanted(out, minutes, sizes.split(","), clips, names, weights, profile, smoke)
+        return 0 if all([_run(part, device, replace(wanted, minutes=own)) for part, own in chosen.items()]) else 1
     if old := _unmet("transformers"):
         print_note(old)
-    options = ["--here", "--out", str(out), "--minutes", str(minutes), "--sizes", sizes, "--clips", str(clips)]
+    options = ["--here", "--out", str(out), "--sizes", sizes, "--clips", str(clips)]
+    options += ["--weights", weights] if weights else []
     options += [*(["--drafts", drafts] if drafts else []), *["--profile"] * profile, *["--smoke"] * smoke]
     command = [sys.executable, "-u", "-m", "research.gpu", *options]
-    return 0 if all([_run_apart(part, [*command, part], out, 60 * minutes + GRACE) for part in chosen]) else 1
+    ran = [_run_apart(part, [*command, f"{part}:{own}"], out, 60 * own + GRACE) for part, own in chosen.items()]
+    return 0 if all(ran) else 1
 
 
 @dataclass(frozen=True)
@@ -114,6 +135,7 @@ class _Wanted:
     sizes: list[str]
     clips: int
     drafts: list[str]
+    weights: str | None
     profile: bool
     smoke: bool
 
@@ -181,6 +203,12 @@ def _run(part: str, device: torch.device, wanted: _Wanted) -> bool:
             from research.gpu import rounds
 
             rounds.measure(_plan(wanted, device), device, results, out / "profiles" if wanted.profile else None)
+        elif part in ("records", "train"):
+            from research.gpu import records
+
+            for planned in _records(wanted):
+                measure = records.measure_records if part == "records" else records.measure_training
+                measure(planned, device, _plan(wanted, device).dtype, results)
         elif part == "kernels":
             from research.gpu import kernels
 
@@ -226,13 +254,30 @@ def _grid(wanted: _Wanted, device: torch.device) -> Grid:
     import torch
 
     from research.gpu.sizes import Grid
-    from research.sizes import MODELS, SIZES, Size, Tower
+    from research.sizes import MODELS, SIZES, Size
 
     if not wanted.smoke:
         return Grid(wanted.sizes, dtype=_half(device), tower=MODELS["Qwen/Qwen2.5-VL-7B-Instruct"].tower)
     SIZES["smoke"] = Size(layers=1, hidden=32, heads=2, kv_heads=1, inner=32, vocabulary=300)
-    tower = Tower(2, 64, 96, 3, 2 * 3 * 14**2, 8**2, 8**2, 1, 4, 4 * 64, 128)
-    return Grid(["smoke"], (1, 2), (20,), torch.float32, tower, repeats=(0, 1, 1))
+    return Grid(["smoke"], (1, 2), (20,), torch.float32, _small_tower(), repeats=(0, 1, 1))
+
+
+def _small_tower() -> Tower:
+    from research.sizes import Tower
+
+    return Tower(2, 64, 96, 3, 2 * 3 * 14**2, 8**2, 8**2, 1, 4, 4 * 64, 128)
+
+
+def _records(wanted: _Wanted) -> list[RecordsPlan]:
+    """Return the folders to measure, of sizes whose towers are known."""
+    from research.gpu.records import RecordsPlan, small_plan
+    from research.sizes import MODELS, SIZES, Size
+
+    if wanted.smoke:
+        SIZES["small"] = Size(layers=6, hidden=128, heads=4, kv_heads=2, inner=128, vocabulary=800)
+        return [small_plan("small", _small_tower())]
+    towers = {name: MODELS.get(f"Qwen/Qwen2.5-VL-{name}-Instruct") for name in wanted.sizes}
+    return [RecordsPlan(name, model.tower) for name, model in towers.items() if model is not None]
 
 
 def _plan(wanted: _Wanted, device: torch.device) -> Plan:
@@ -244,7 +289,7 @@ def _plan(wanted: _Wanted, device: torch.device) -> Plan:
 
     chosen = [one for one in PLAN if one.draft in wanted.drafts]
     if not wanted.smoke:
-        return Plan(wanted.sizes, chosen, _half(device))
+        return Plan(wanted.sizes, chosen, _half(device), weights=wanted.weights)  # type: ignore[arg-type]
     SIZES["smoke"] = Size(layers=6, hidden=64, heads=4, kv_heads=2, inner=128, vocabulary=300)
     SIZES["3B"] = Size(layers=1, hidden=64, heads=4, kv_heads=2, inner=128, vocabulary=300)
     few = [replace(one, clips=(2,), windows=one.windows[:1]) for one in chosen]
@@ -253,9 +298,10 @@ def _plan(wanted: _Wanted, device: torch.device) -> Plan:
 
 def _report(part: str, out: Path) -> None:
     """Write and print tables of the lines of a part's last run."""
-    from research.gpu import folder, kernels, rounds, sizes
+    from research.gpu import folder, kernels, records, rounds, sizes
 
-    tables = {one.__name__.rpartition(".")[2]: one.markdown for one in (sizes, rounds, kernels, folder)}
+    tables = {one.__name__.rpartition(".")[2]: one.markdown for one in (records, sizes, rounds, kernels, folder)}
+    tables["train"] = records.markdown
     if part in tables:
         text = tables[part](read_last(out / f"{part}.jsonl"))
         (out / f"{part}.md").write_text(text + "\n", encoding="utf-8")

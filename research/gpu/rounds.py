@@ -25,7 +25,7 @@ from research.gpu.sizes import bytes_needed, gib, release
 from research.process_memory import PeakMemory
 from research.random_clips import begin_clip
 from research.random_decoder import Language, behind, engine_of, language
-from research.random_heads import RandomHead, random_block_head, random_eagle3
+from research.random_heads import BLOCK_HEADS, RandomHead, random_block_head, random_eagle3
 from research.sizes import SIZES
 from vidspec.acceptance.base import AcceptanceRule, Verdict
 from vidspec.bench.tables import table
@@ -37,6 +37,7 @@ from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.head_windows import HeadChain
 from vidspec.engine.device import free_memory, synchroniser
 from vidspec.engine.forward import Engine
+from vidspec.engine.quantised import Precision
 from vidspec.engine.rows import PassResult, PrefillResult, Rows
 from vidspec.engine.sampling import Sampling
 from vidspec.engine.slab import KVSpan
@@ -75,8 +76,9 @@ class Configuration:
     """A contender and its windows.
 
     Attributes:
-        draft: ``none``; ``int8`` or ``int4``, a copy of the target's weights; ``eagle3``; ``dflash``; the name of a
-            smaller model; or ``generate``, plain decoding by transformers.
+        draft: ``none``; ``int8`` or ``int4``, a copy of the target's weights; ``eagle3``; a block head (``dflash``,
+            ``dspark`` with a Markov head, ``selector``); the name of a smaller model; or ``generate``, plain decoding
+            by transformers.
         clips: at once, one after another.
         windows: acceptance of a drafted token, and tokens drafted at a time.
     """
@@ -95,6 +97,7 @@ class Plan:
         entries: of a clip's prompt.
         seconds: of each configuration, after ``warm_up`` rounds in which kernels are compiled and passes captured.
         tokens: of ``generate``.
+        weights: format of the target's weights.
     """
 
     sizes: Sequence[str]
@@ -104,6 +107,7 @@ class Plan:
     seconds: float = 2.0
     warm_up: int = 8
     tokens: int = 48
+    weights: Precision | None = None
 
 
 #: Acceptance as assumed in research/prediction, and others. Heads last: a target once tapped stays so.
@@ -114,6 +118,8 @@ PLAN = (
     Configuration("3B", (1,), ((0.81, 3),)),
     Configuration("eagle3", (1, 16), ((0.55, 3), (0.8, 5))),
     Configuration("dflash", (1, 16), ((0.8, 7), (0.8, 15))),
+    Configuration("dspark", (1, 16), ((0.8, 7),)),
+    Configuration("selector", (1, 16), ((0.8, 7),)),
     Configuration(GENERATE),
 )
 
@@ -195,18 +201,21 @@ def measure(plan: Plan, device: torch.device, results: Results, profiles: Path |
 def _size(size: str, plan: Plan, device: torch.device, results: Results, profiles: Path | None) -> None:
     """Measure the rounds of one target."""
     free = free_memory(device)
-    if free is not None and bytes_needed(SIZES[size], 1, plan.entries + _ROOM) > free:
+    if free is not None and bytes_needed(SIZES[size], 1, plan.entries + _ROOM) > free:  # quantised from 16 bits
         results.leave_out(size, "too little memory")
         return
     smaller = [name for name, one in SIZES.items() if one.read < SIZES[size].read]
     drafts = [one for one in plan.configurations if one.draft not in SIZES or one.draft in smaller]
     # A draft model has an embedding for no other ids than its own.
     ids = min([SIZES[name].vocabulary for name in (size, *(one.draft for one in drafts)) if name in SIZES])
-    target = engine_of(replace(language(SIZES[size], device, plan.dtype), vocabulary=ids))
+    model = language(SIZES[size], device, plan.dtype, wanted=plan.weights)
+    target = engine_of(replace(model, vocabulary=ids))
+    release(device)
+    name = f"{size} in {plan.weights}" if plan.weights else size
     for one in drafts:
         if one.draft != GENERATE and results.begin(f"{size} {one.draft}", 10):
             with results.guarded(f"{size} {one.draft}"):
-                _Run(size, one.draft, target, _draft(one.draft, target, size, plan.dtype), plan).measure_all(
+                _Run(size, name, one.draft, target, _draft(one.draft, target, size, plan.dtype), plan).measure_all(
                     one, free, results, profiles
                 )
             release(device)  # before the next draft is made
@@ -220,9 +229,10 @@ def _draft(name: str, target: Engine, size: str, dtype: torch.dtype) -> Engine |
     if name in _COPIES:
         copy = model.decoder.quantised_copy(name)  # type: ignore[attr-defined]
         return engine_of(Language(copy, model.device, model.vocabulary, 0, model.known_ids))
-    if name in ("eagle3", "dflash"):
-        make = random_eagle3 if name == "eagle3" else random_block_head
-        return engine_of(make(model, SIZES[size]))
+    if name == "eagle3":
+        return engine_of(random_eagle3(model, SIZES[size]))
+    if name in BLOCK_HEADS:
+        return engine_of(random_block_head(model, SIZES[size], name))
     return engine_of(language(SIZES[name], model.device, dtype))
 
 
@@ -231,6 +241,7 @@ class _Run:
     """Models and times of the runs of one target and draft."""
 
     size: str
+    model: str
     name: str
     target: Engine
     draft: Engine | None
@@ -240,7 +251,7 @@ class _Run:
         """Measure all numbers of clips and all windows, one line each."""
         entries = self.plan.entries
         for clips, (beta, gamma) in product(one.clips, one.windows):
-            what = f"{self.size} {self.name}, {clips} x {entries}, beta {beta:g}, gamma {gamma}"
+            what = f"{self.model} {self.name}, {clips} x {entries}, beta {beta:g}, gamma {gamma}"
             if free is not None and bytes_needed(SIZES[self.size], clips, entries + _ROOM) > free:
                 results.leave_out(what, "too little memory")
             elif results.begin(what, self.plan.seconds + 2):
@@ -269,11 +280,11 @@ class _Run:
                 seconds, rounds, tokens = self._timed(loop, running, wait)
                 if table_of is not None:
                     profiled, spent, top = _profiled(table_of, loop, running, wait)
-                    kernels = Kernels(self.size, self.name, clips, beta, gamma, _PROFILED, profiled, spent, top)
+                    kernels = Kernels(self.model, self.name, clips, beta, gamma, _PROFILED, profiled, spent, top)
             finally:
                 loop.close()
         found = Rounds(
-            self.size,
+            self.model,
             self.name,
             self._way,
             clips,
@@ -340,7 +351,7 @@ class _Run:
         if self.name == "eagle3":
             assert states is not None
             return HeadChain(engine, span, (), states)  # type: ignore[arg-type]
-        kind = BlockDrafter if self.name == "dflash" else ChainDrafter
+        kind = BlockDrafter if self.name in BLOCK_HEADS else ChainDrafter
         return kind(engine, span, Sampling(), torch.Generator().manual_seed(2))  # type: ignore[arg-type]
 
     @property

@@ -291,7 +291,7 @@ def _tower(tower: Tower, grid: Grid, device: torch.device) -> Iterator[Timed]:
     side = 14 * round(tower.patches**0.5)
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.json"
-        config.write_text(json.dumps(_config(tower)), encoding="utf-8")
+        config.write_text(json.dumps(tower_config(tower)), encoding="utf-8")
         where = resolve_placement(str(device), str(grid.dtype).removeprefix("torch."))
         model = random_model(config, where)
     for entries in grid.entries:
@@ -309,7 +309,7 @@ def _tower(tower: Tower, grid: Grid, device: torch.device) -> Iterator[Timed]:
         yield Timed("Qwen2.5-VL tower", "tower", entries, seconds, tower.flops * count / 2 / seconds, peak.read())
 
 
-def _config(tower: Tower) -> dict[str, object]:
+def tower_config(tower: Tower) -> dict[str, object]:
     """Return the config of a Qwen2.5-VL with a minimal language model."""
     vision = {
         "depth": tower.layers,

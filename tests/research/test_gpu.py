@@ -43,7 +43,7 @@ def test_without_a_gpu(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main(["--out", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out == "no NVIDIA GPU here: nothing was run\n" and not (tmp_path / "out").exists()
-    assert gpu.main(["speeds"]) == 2 and "no such part: speeds (one of sizes" in capsys.readouterr().err
+    assert gpu.main(["speeds"]) == 2 and "no such part: speeds (one of records" in capsys.readouterr().err
 
 
 def test_lines_are_there_when_the_command_is_killed(tmp_path):
@@ -255,8 +255,21 @@ def test_pairs_that_are_not_lossless_fail(monkeypatch, tmp_path):
     assert gpu.main(["folder", "--here", "--smoke", "--clips", "1", "--out", str(tmp_path)]) == 1
 
 
+def test_a_folder_becomes_records_and_a_head_learns_its_texts(tmp_path, capsys):
+    """Every line is there, within the minutes of each part."""
+    assert gpu.main(["records:2", "train:1", "--here", "--smoke", "--out", str(tmp_path)]) == 0
+    served = [row for row in read_last(tmp_path / "records.jsonl") if row["kind"] == "served"]
+    assert [(row["beta"], row["batch"]) for row in served] == [(0.0, 2), (1.0, 2)]
+    assert all(row["clips_per_hour"] > 0 and 0 <= row["waiting"] < 1 and row["prompts"] >= 1 for row in served)
+    (trained,) = [row for row in read_last(tmp_path / "train.jsonl") if row["kind"] == "training"]
+    assert trained["steps"] >= 12 and trained["step"] > 0 and trained["states_per_s"] > 0 and trained["last"] >= 1
+    shown = capsys.readouterr().out
+    assert "| small | plain | 2 |" in shown and "| small | 1 | 2 |" in shown and "tau at last" in shown
+    assert gpu.main(["records:soon"]) == 2 and "soon is no number of minutes" in capsys.readouterr().err
+
+
 DEEP = Size(layers=6, hidden=64, heads=4, kv_heads=2, inner=128, vocabulary=300)
-DRAFTS = ("int4", "int8", "tiny", "eagle3", "dflash")
+DRAFTS = ("int4", "int8", "tiny", "eagle3", "dflash", "dspark", "selector")
 
 
 def planned(*configurations):
@@ -298,6 +311,14 @@ def test_rounds_accept_what_they_are_told_to(replayed, tmp_path):
     assert [row["token"] > 0 for row in rows if row["kind"] == "generated"] == [True]
     text = rounds.markdown(rows)
     assert "| deep | eagle3 | graphs | 2 | 20 | 1 | 3 |" in text and "| deep | 20 |" in text
+
+
+def test_rounds_of_a_target_in_four_bits_are_named_so(replayed, tmp_path):
+    plan = replace(planned(Configuration("none"), Configuration("dflash", (1,), ((1.0, 3),))), weights="int4")
+    with Results(tmp_path, "rounds", 9) as results:
+        rounds.measure(plan, CPU, results)
+    rows = [row for row in read_last(results.path) if row["kind"] == "rounds"]
+    assert [(row["model"], row["draft"]) for row in rows] == [("deep in int4", "none"), ("deep in int4", "dflash")]
 
 
 def test_rounds_that_fell_back_are_named(replayed, monkeypatch, tmp_path):

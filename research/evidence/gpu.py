@@ -13,7 +13,7 @@ from research.gpu.results import read_last
 from research.prediction.costs import ModelCost
 from research.prediction.drafts import HEAD_LAUNCHES
 from research.prediction.sheets import SHEETS
-from research.random_heads import DRAFTED
+from research.random_heads import BLOCK_HEADS, DRAFTED
 from research.sizes import SIZES
 from vidspec.bench.tables import bullets, table
 from vidspec.draft_length.window import chain_tokens
@@ -103,6 +103,7 @@ def page(folder: Path = FOLDER) -> str:
         _filled(ROUNDS),
         _rounds(shown["rounds"], about["predicted_before"], about["first_run"]),
         _generate(shown["rounds"]),
+        *_records(folder),
         "## Passes",
         _filled(PASSES.format(rate=rate / 1e12, gain=f"{gains[0]:.1f} to {gains[1]:.1f}")),
         sizes.markdown(shown["sizes"]),
@@ -121,6 +122,16 @@ def page(folder: Path = FOLDER) -> str:
     return "\n\n".join(text.strip() for text in texts) + "\n"
 
 
+def _records(folder: Path) -> list[str]:
+    """Return the sections of runs from frames to records and of training, where they were measured."""
+    from research.gpu import records
+
+    files = {"records": "## From decoded frames to records", "train": "## Training of a head"}
+    found = {title: folder / f"{name}.jsonl" for name, title in files.items()}
+    rows = {title: read_last(file) for title, file in found.items() if file.exists()}
+    return [text for title, lines in rows.items() for text in (title, records.markdown(lines))]
+
+
 def _filled(text: str) -> str:
     return fill(text.replace("\n", " "), 120, break_on_hyphens=False, break_long_words=False)
 
@@ -136,7 +147,7 @@ def _machine(about: Row) -> str:
 
 def predicted_rate(row: Row) -> float | None:
     """Return tokens per second of a line of rounds by the speed model, on an H100; None for block heads."""
-    if row["draft"] == "dflash":
+    if row["draft"] in BLOCK_HEADS:
         return None
     target, card, entries = _cost(row["model"]), SHEETS["h100"], row["entries"] + PROMPT + _HALF
     clips, gamma = int(row["clips"]), int(row["gamma"])
@@ -148,8 +159,11 @@ def predicted_rate(row: Row) -> float | None:
 
 
 def _cost(name: str) -> ModelCost:
+    """Return the cost of a size, or of one in few bits: ``32B in int4``."""
+    name, _, weights = name.partition(" in ")
     size = SIZES[name]
-    return ModelCost.of_decoder(size.read, size.layers, 2 * size.kv_per_token)
+    cost = ModelCost.of_decoder(size.read, size.layers, 2 * size.kv_per_token)
+    return replace(cost, weights=weights) if weights else cost  # type: ignore[arg-type]
 
 
 def _draft_cost(name: str, model: str, target: ModelCost) -> ModelCost:
@@ -158,7 +172,7 @@ def _draft_cost(name: str, model: str, target: ModelCost) -> ModelCost:
         return _cost(name)
     if name != "eagle3":
         return replace(target, weights=name)  # type: ignore[arg-type]
-    size = SIZES[model]
+    size = SIZES[model.partition(" in ")[0]]
     entries = 2 * size.kv_heads * size.width
     read = size.hidden * (2 * (size.hidden + entries) + size.hidden + 3 * size.inner + DRAFTED)
     return ModelCost(read, target.entry // size.layers, HEAD_LAUNCHES)
@@ -193,6 +207,8 @@ _DRAFTS: Mapping[str, str] = {
     "3B": "a 3B",
     "eagle3": "an EAGLE-3 head",
     "dflash": "a block head",
+    "dspark": "a block head with a Markov head",
+    "selector": "a block head with a selector",
 }
 
 

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from research.evidence import gpu, pages
 from research.evidence.__main__ import kept, main, measure
 from research.evidence.parts import PAIRS, PARTS, Part, words
 from research.gains import gains
+from research.gpu.records import Training
 from research.gpu.results import read_last
 from vidspec.errors import VidspecError
 from vidspec.models.loading import embedded_folder
@@ -249,3 +251,19 @@ def test_scores_of_the_pairs_are_those_beside_the_weights():
 def test_the_committed_page_is_short_and_every_part_has_a_name_of_its_own():
     assert len((pages.ROOT / "docs" / "research" / "measured.md").read_text(encoding="utf-8").splitlines()) < 300
     assert len({part.name for part in PARTS}) == len(PARTS)
+
+
+def test_new_kinds_of_results_of_a_gpu_are_shown(tmp_path):
+    """Rounds of other block heads and of targets in few bits; tables of records and training where there are any."""
+    row = {"model": "7B", "draft": "none", "clips": 1, "entries": 2000, "beta": 0.0, "gamma": 0}
+    plain, few = gpu.predicted_rate(row), gpu.predicted_rate({**row, "model": "7B in int4"})
+    assert 1.2 < few / plain < 4
+    assert gpu.predicted_rate({**row, "model": "32B in int4", "draft": "eagle3", "beta": 0.8, "gamma": 5}) > 0
+    assert all(gpu.predicted_rate({**row, "draft": one}) is None for one in ("dflash", "dspark", "selector"))
+    copied = tmp_path / "gpu"
+    shutil.copytree(gpu.FOLDER, copied)
+    shutil.copy(gpu.FOLDER.with_suffix(".json"), tmp_path)
+    assert "## Training of a head" not in gpu.page(copied)
+    trained = Training("7B", 10**9, 900.0, 0.25, 300, 1.5, 6.25, 2**34)
+    (copied / "train.jsonl").write_text(json.dumps({"kind": "training", **asdict(trained)}) + "\n")
+    assert "| 7B | 1,000,000,000 | 900 | 250 ms | 300 | 1.50 | 6.25 | 16.0 GiB |" in gpu.page(copied)

@@ -308,7 +308,7 @@ def test_rounds_accept_what_they_are_told_to(replayed, tmp_path):
         **{(one, 0.0): 1.0 for one in DRAFTS},
     }
     assert all(row["way"] == "graphs" and row["tokens_per_s"] > 0 for row in found.values())
-    assert [row["token"] > 0 for row in rows if row["kind"] == "generated"] == [True]
+    assert [row["entries"] for row in rows if row["kind"] == "generated"] == [20]
     text = rounds.markdown(rows)
     assert "| deep | eagle3 | graphs | 2 | 20 | 1 | 3 |" in text and "| deep | 20 |" in text
 

@@ -222,7 +222,7 @@ class FakeClient(EngineClient):
                     del flights[key]
                 if said is not None:
                     yield key, said
-            yield None, LoopLoad(len(flights), 0, 0, 0, 0, 0, 0, 0, batch or MOST)
+            yield None, LoopLoad(len(flights), 0, 0, 0, 0, 0, 0, 0, batch or MOST, reading=0.25)
 
 
 class FakeCaptioner(Captioner):

@@ -150,6 +150,7 @@ def test_opened(events):
 def test_prefilled(events):
     prefilled = events[1]
     assert prefilled.visual_tokens == VISUAL < prefilled.prompt_tokens
+    assert events[-1].caption.counters["prompt_tokens"] == prefilled.prompt_tokens
     assert len(prefilled.kept) == max(1, round(0.5 * VISUAL)) == sum(prefilled.kept_per_frame)
     assert list(prefilled.kept) == sorted(set(prefilled.kept)) and prefilled.kept[-1] == VISUAL - 1
     assert prefilled.tokens_per_frame == (4,) * (FRAMES - 1) + (5,)  # the newline goes with the last frame

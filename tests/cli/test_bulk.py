@@ -125,6 +125,7 @@ def test_the_bar_where_the_terminal_is_free(vidspec, clips, monkeypatch):
     assert "clips/s" in err.getvalue() and re.search(r"\[[1-4]/4\] clips/a/good.mp4", err.getvalue())
     last = re.sub(r"\x1b\[\d*[A-Z]", "", err.getvalue().rstrip().splitlines()[-1])
     assert last.startswith("4 clips: 3 captioned, 1 failed")
+    assert " an hour); " in last and last.endswith("; the models waited for frames 25% of the time")
     assert "left out: 1 not video" in err.getvalue()
 
 

@@ -30,6 +30,8 @@ def test_progress_and_the_end_are_json_objects(vidspec, monkeypatch, quiet):
         lines = [one for one in events(vidspec(*command)) if one["event"] in ("progress", "end")]
         assert [one["captioned"] for one in lines] == counts and {one["failed"] for one in lines} == {0}
         assert [one["event"] for one in lines] == ["progress"] * (len(counts) - 1) + ["end"]
+        assert lines[-1]["waited_for_frames"] == (0.25 if counts[-1] else None)
+        assert lines[-1]["clips_per_hour"] == pytest.approx(3600 * lines[-1]["clips_per_s"], rel=0.05, abs=0.2)
         assert lines[-1]["total"] == 3 == lines[-1]["captioned"] + lines[-1]["earlier"]
 
 

@@ -142,4 +142,6 @@ def totals(tally: Tally, found: InputListing) -> str:
 
 
 def _rates(tally: Tally) -> list[str]:
-    return [f"{tally.clips_per_s:.2f} clips/s", f"{tally.tokens_per_s:.1f} tokens/s"]
+    hourly = f"{tally.clips_per_s:.2f} clips/s ({3600 * tally.clips_per_s:.0f} an hour)"
+    waited = [] if tally.waited is None else [f"the models waited for frames {tally.waited:.0%} of the time"]
+    return [hourly, f"{tally.tokens_per_s:.1f} tokens/s", *waited]

@@ -67,6 +67,7 @@ def report(sequence: Sequence, models: ModelsRecord, plain_step_s: float | None 
             {
                 **asdict(counters),
                 "accepted_lengths": list(counters.accepted_lengths),
+                "prompt_tokens": read.prompt_tokens,
                 "visual_tokens": read.visual_tokens,
                 "visual_tokens_kept": len(read.kept),
                 "audio_tokens": read.audio_tokens,

@@ -99,6 +99,7 @@ class CountsRecord(TypedDict, total=False):
     bonus: int
     emitted: int
     accepted_lengths: list[int]
+    prompt_tokens: int
     visual_tokens: int
     visual_tokens_kept: int
     audio_tokens: int

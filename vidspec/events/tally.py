@@ -22,6 +22,7 @@ class Tally:
         unkept: failed clips without a record.
         tokens: emitted by this run.
         kinds: failures by ``stage/kind``.
+        waited: share of the time in which the models waited for frames, from 0 to 1; None if they ran elsewhere.
         stopped: reason if the run ended early, or None.
         began: start, by ``time.monotonic``.
     """
@@ -35,6 +36,7 @@ class Tally:
     unkept: int = 0
     tokens: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
+    waited: float | None = None
     stopped: str | None = None
     began: float = field(default_factory=time.monotonic)
     _failed: set[int] = field(default_factory=set)  # clips with a failed segment and more to come
@@ -71,6 +73,8 @@ class Tally:
             "failed": self.failed,
             "seconds": round(self.seconds, 3),
             "clips_per_s": round(self.clips_per_s, 4),
+            "clips_per_hour": round(3600 * self.clips_per_s, 1),
+            "waited_for_frames": None if self.waited is None else round(self.waited, 4),
             "tokens_per_s": round(self.tokens_per_s, 2),
             "eta_s": None if self.eta is None else round(self.eta, 1),
         }

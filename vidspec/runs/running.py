@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from vidspec.events.events import LoopLoad
 from vidspec.events.observer import CombinedObserver, RunObserver
 from vidspec.events.tally import Tally, counted
 from vidspec.runs.executors.base import Executor
@@ -22,6 +23,16 @@ if TYPE_CHECKING:
     from vidspec.runs.job import Job
 
 __all__ = ["Run"]
+
+
+class _WaitingTime(RunObserver):
+    """Keeps the share of the time in which the models wait for frames."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+
+    def load(self, load: LoopLoad) -> None:
+        self._tally.waited = load.reading
 
 
 class Run:
@@ -169,6 +180,7 @@ class Run:
             captioner.client.return_probs = plan.spec.report is not None
             captioner.client.estimates_speedup = self.reporter.estimates_speedup and not (plan.several or spec.baseline)
         self.reporter.loaded(captioner, time.monotonic() - began)
+        observers.append(_WaitingTime(self.tally))
         observers += self._page_writers()  # before the panel, which is closed when a page is written
 
         def executor(jobs: Iterable[Job]) -> Iterator[Job]:

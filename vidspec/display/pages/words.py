@@ -17,6 +17,7 @@ ORIGINS: Mapping[str, str] = {
 }
 
 COUNTERS: Mapping[str, str] = {
+    "prompt_tokens": "tokens of the target's prompt, text, video and audio",
     "visual_tokens": "tokens that stand for the video in the target's prompt",
     "visual_tokens_kept": "how many of them the draft saw",
     "audio_tokens": "tokens that stand for the audio; target and draft read all of them",

@@ -5,6 +5,8 @@ built-in models on few frames and tokens, in :data:`FAKED` sections with a capti
 gets one.
 """
 
+import csv
+import io
 import json
 import os
 import re
@@ -13,8 +15,11 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import pytest
 import srt
@@ -28,6 +33,15 @@ from vidspec.embedded.samples import shipped
 from vidspec.runs.executors.base import CaptionerFactory
 
 pytestmark = pytest.mark.full
+
+
+class Ran(NamedTuple):
+    """A command that ended, and what it printed."""
+
+    line: str
+    out: str
+    err: str
+
 
 PROGRAM = """#!{python}
 import sys
@@ -60,6 +74,7 @@ ELSEWHERE = {
     r"vidspec bench --profiles all": "an hour: tests/bench/test_measure.py",
     r"make peers|python -m research\.peers": "gigabytes from a registry: tests/research/peers/test_outside.py",
     r"make real-text": "downloads a model: tests/research/test_realtext.py",
+    r"python -m research\.studies\.real_language": "half an hour: tests/research/studies/test_real_language.py",
     r"python -m research\.throughput": "processes with models of their own: tests/research/peers/test_throughput.py",
     r"python -m research\.suites": "hours: tests/research/suites/test_command.py",
     r"python -m research\.pareto": "hours: tests/research/pareto/test_pareto_run.py",
@@ -68,10 +83,97 @@ ELSEWHERE = {
 }
 #: Makes a command cheaper than it stands there.
 MORE = {"profile": ("--profiles", "ar,specvlm", "--repeats", "1", "--no-passes")}
+#: What a command of a page has done, beyond files of the named form: told by its output and the files around it.
+EFFECTS: dict[str, Callable[[Ran], object]] = {
+    r"vidspec caption \S+( --profile parallelvlm)? --baseline --verify": lambda ran: (
+        "verified: plain decoding's tokens" in ran.err and "against plain decoding: decode" in ran.err
+    ),
+    r"vidspec caption \S+ --profile \S+ --verify": lambda ran: "verified: plain decoding's tokens" in ran.err,
+    r".*--rewrite @query\.txt": lambda ran: json.loads(ran.out)["original"]["text"],
+    r".*--segment 3s --summary": lambda ran: list(srt.parse(Path("film/clip.srt").read_text()))[1:],
+    r".*--include-images --format txt --template": lambda ran: len(triggered("clips/*.txt")) == len(shipped()) + 1,
+    r".*--cut training --template": lambda ran: triggered("training/*.txt").keys() == stems("training/*.mp4"),
+    r".*--cut training --format huggingface": lambda ran: (
+        triggered("training/*.txt").keys() == stems("training/*.mp4") == listed("training/metadata.jsonl", "file_name")
+    ),
+    r".*--existing use --prompt": lambda ran: (
+        "keeping these tags: ohwx, red circle" in Path("tagged/.vidspec.jsonl").read_text()
+    ),
+    r".*(--existing use|tags\.csv --format txt) --template": lambda ran: (
+        Path("tagged/one-object.txt").read_text().removeprefix("[demo] ").startswith("ohwx, red circle, ")
+    ),
+    r".*--format kohya": lambda ran: all(
+        trigger(one["caption"]) and Path(name).exists()
+        for name, one in json.loads(Path("meta.json").read_text()).items()
+    ),
+    r".*--format musubi.* -o videos": lambda ran: listed("videos.jsonl", "video_path") == stems("clips/*.mp4"),
+    r".*--format musubi.* -o images": lambda ran: listed("images.jsonl", "image_path") == {"photo"},
+    r".*--format ltx": lambda ran: listed("clips/ltx.jsonl", "video") >= stems("clips/*.mp4"),
+    r".*--format diffsynth": lambda ran: listed("clips/diffsynth.jsonl", "video") >= stems("clips/*.mp4"),
+    r".*--format huggingface --template": lambda ran: (
+        listed("clips/metadata.jsonl", "file_name") == stems("clips/*.mp4")
+    ),
+    r".*\.tar' --output-dir captions$": lambda ran: stems("captions/*.parquet") == {"00000", "00001"},
+    r".*--format webdataset": lambda ran: stems("texts/*.tar") == {"00000", "00001"},
+    r".*--format openai-batch": lambda ran: [one["custom_id"] for one in records(Path("answers.jsonl"))] == ["one"],
+    r"vidspec caption clip\.mp4 --template": lambda ran: trigger(ran.out),
+    r".*--stop ' By the end'": lambda ran: "By the end" not in ran.out,
+    r"vidspec caption clip\.mp4 --json-schema": lambda ran: json.loads(ran.out.partition("] ")[2] or ran.out),
+    r"vidspec (report|compare|review) ": lambda ran: re.search(
+        r"(one-object|clip)\.mp4", Path(ran.line.split(" -o ")[1]).read_text()
+    ),
+    r"vidspec models --card": lambda ran: ran.out.count("vidspec caption clip.mp4 --target ") == 3,
+    r"vidspec models use Q": lambda ran: (
+        "Qwen/Qwen2.5-VL-7B-Instruct" in Path("config/vidspec/config.yaml").read_text()
+    ),
+    r"vidspec models use --none": lambda ran: "Qwen" not in Path("config/vidspec/config.yaml").read_text(),
+}
 #: Sections about files, not captions.
 FAKED = {"Caption many clips"}
 #: Syntax that only a shell understands; Ray's daemons too are better in a process that ends.
 SHELL = re.compile(r"[|<>$;(]|^(?!vidspec )|--engine ray")
+
+
+def trigger(text):
+    return text.removeprefix("[demo] ").startswith("ohwx, ")
+
+
+def stems(pattern):
+    return {path.stem for path in Path().glob(pattern)}
+
+
+def triggered(pattern):
+    """Captions of files by stem; each of them has the trigger word and one line."""
+    texts = {path.stem: path.read_text() for path in Path().glob(pattern)}
+    assert all(trigger(text) and text.strip().count("\n") == 0 for text in texts.values()), texts
+    return texts
+
+
+def listed(name, key):
+    """Stems of the files that a trainer's list names; they are there, and their captions have the trigger word."""
+    rows, folder = records(Path(name)), Path(name).parent
+    assert rows and all(any(trigger(value) for value in row.values() if isinstance(value, str)) for row in rows), rows
+    assert all((folder / row[key]).exists() or Path(row[key]).exists() for row in rows), rows
+    return {Path(row[key]).stem for row in rows}
+
+
+def check_files(line):
+    """The files that a command names are there, of the form that they are called by, without failures."""
+    for option, word in pairwise(shlex.split(line)):
+        path = Path(word)
+        if option == "--output-dir":
+            assert [one for one in path.iterdir() if one.name[0] != "."], line
+        if option in ("-o", "--report", "--trace", "--output"):
+            text = path.read_text() if path.suffix != ".parquet" else "bytes"
+            if path.suffix == ".jsonl":
+                assert not [one for one in records(path) if one.get("error")], line
+            elif path.suffix == ".json":
+                assert [json.loads(one) for one in (text.splitlines() if text.startswith('{"') else [text])], line
+            elif path.suffix == ".csv":
+                assert len(list(csv.DictReader(io.StringIO(text)))) > 0, line
+            elif path.suffix == ".html":
+                assert text.lower().startswith("<!doctype html") and text.rstrip().endswith("</html>"), line
+            assert text, line
 
 
 def sections():
@@ -128,28 +230,32 @@ def faked(monkeypatch):
 
 
 def run(line, capfd):
-    """Run a line and return its output; it must succeed."""
+    """Run a line, which must succeed."""
     if SHELL.search(line):
         line = re.sub(r"^python ", f"{shlex.quote(sys.executable)} ", line)
         ran = subprocess.run(
             ["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, timeout=300, check=False
         )
         assert ran.returncode == 0, f"{line}\n{ran.stderr}"
-        return ran.stdout
+        return Ran(line, ran.stdout, ran.stderr)
     words = shlex.split(line)[1:]
     code = cli.main([*words, *MORE.get(words[0], ())])
     out, err = capfd.readouterr()
     assert code == 0, f"{line}\n{err}"
-    return out
+    return Ran(line, out, err)
 
 
 @pytest.mark.parametrize("page", pages())
 def test_the_commands_of_a_page(page, folder, capfd):
     for title, line in pages()[page]:
         if title not in FAKED:
-            assert run(line, capfd) or re.search(" -o |--output-dir|--cut |--format txt|^cp |^mkdir |^tar |> ", line), (
+            ran = run(line, capfd)
+            assert ran.out or re.search(" -o |--output-dir|--cut |--format txt|^cp |^mkdir |^tar |> ", line), (
                 f"{line}: printed nothing"
             )
+            check_files(line)
+            for pattern, effect in EFFECTS.items():
+                assert not re.match(pattern, line) or effect(ran), f"{line}\n{ran.out}{ran.err}"
 
 
 def test_the_commands_on_many_clips(folder, faked, capfd):
@@ -158,7 +264,9 @@ def test_the_commands_on_many_clips(folder, faked, capfd):
     if shutil.which("jq") is None:
         pytest.skip("needs jq")
     lines = [line for title, line in pages()["caption"] if title in FAKED or MAKES.match(line)]
-    out = {line: run(line, capfd) for line in lines}
+    out = {line: run(line, capfd).out for line in lines}
+    for line in lines:
+        check_files(line.partition(" 2>")[0])
     piped = next(text for line, text in out.items() if "jq" in line)
     names = [clip.name for clip in shipped()]
     assert piped.splitlines() == ["A red circle", "moves left."] * (len(names) + 1)
@@ -239,6 +347,11 @@ def test_a_ray_cluster(shards, monkeypatch):
             cluster.communicate("\n")
     assert ran.returncode == 0, ran.stderr
     assert sorted(os.listdir("captions")) == ["00000.parquet", "00001.parquet"]
+
+
+def test_each_effect_is_of_a_command():
+    lines = [line for lines in pages().values() for _, line in lines]
+    assert not [pattern for pattern in EFFECTS if not any(re.match(pattern, line) for line in lines)]
 
 
 def test_what_is_not_run_says_where_it_is():

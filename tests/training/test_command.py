@@ -8,7 +8,8 @@ import pytest
 
 from tests.checkpoints import checkpoint, copy_checkpoint
 from vidspec.cli import main
-from vidspec.config.user_config import UserConfig
+from vidspec.config.user_config import PLAIN, UserConfig
+from vidspec.decoding import auto
 from vidspec.decoding.default_profile import resolve_profile
 from vidspec.models import own_heads
 from vidspec.models.own_heads import OwnHead, add_head, weights_digest
@@ -35,11 +36,28 @@ def test_a_head_that_gains_is_the_default_draft_of_these_weights_only(user_cache
     shutil.copytree(target, moved)
     caplog.set_level(logging.DEBUG, "vidspec")
     for name in (target, moved):
-        profile = resolve_profile(None, {"models.target": str(name)}, no_config).profile
+        resolved = resolve_profile(None, {"models.target": str(name)}, no_config)
+        profile = resolved.profile
+        assert resolved.sources["models.draft"] == "vidspec train"
         assert (profile.draft.kind, profile.models.draft, profile.name) == ("dflash", str(head.folder), "own-head")
         assert profile.draft.options == {"visual": "none"}
     assert "own-head: mine: trained here on 300 captions, measured 2.50x plain decoding" in caplog.text
     assert resolve_profile(None, {"models.target": str(other)}, no_config).profile.models.draft is None
+
+
+def test_a_draft_that_is_predicted_to_gain_more_stays_the_default(user_cache, no_config, tmp_path, monkeypatch):
+    target = checkpoint("readable")
+    head = listed(target, tmp_path / "head")
+    monkeypatch.setattr("vidspec.models.machine.has_gpu", lambda: True)
+    for gain, draft in ((2.4, str(head.folder)), (2.6, None)):
+        predicted = auto.DefaultDraft(dict(PLAIN), "predicted", gain)
+        monkeypatch.setattr(auto, "default_draft", lambda keys, cached, predicted=predicted: predicted)
+        resolved = resolve_profile(None, {"models.target": str(target)}, no_config)
+        assert resolved.profile.models.draft == draft
+    assert (
+        resolve_profile(None, {"models.target": str(target)}, no_config).sources["draft.kind"]
+        == "predicted for this GPU"
+    )
 
 
 def test_the_users_own_choice_wins(user_cache, no_config, tmp_path):

@@ -29,6 +29,8 @@ DEFAULT_PROFILE, BUILT_IN_PROFILE = "vanilla-sd-auto", "sparrow"
 PAIRED = "vidspec models"
 #: The source of a value that was chosen for this machine.
 CHOSEN = "predicted for this GPU"
+#: The source of a draft that was trained for the target.
+TRAINED = "vidspec train"
 OWN_KEYS = ("profile", "format")
 SECTIONS = ("models", "video", "generate")
 #: Keys of the section ``models`` that choose them.
@@ -156,6 +158,7 @@ def resolve(
     defaults: UserConfig,
     env: Mapping[str, str] | None = None,
     chosen: Mapping[str, object] | None = None,
+    source: str = CHOSEN,
 ) -> ResolvedProfile:
     """Resolve the profile to use: flags win over ``VIDSPEC_*`` variables, these over the profile, that over the config.
 
@@ -167,6 +170,7 @@ def resolve(
         defaults: the config.
         env: the environment; ``os.environ`` if None.
         chosen: keys over those of a packaged profile that were chosen for this machine, by dotted key.
+        source: of the chosen keys.
 
     Raises:
         ProfileError: as ``vidspec.config.profiles.load``.
@@ -182,7 +186,7 @@ def resolve(
     rivals = ({*ours, *theirs} for ours, theirs in EXCLUSIVE_KEYS)
     hidden = given.union(*(keys for keys in rivals if not given.isdisjoint(keys)))
     under = {key: (value, str(defaults.path)) for key, value in defaults.keys.items() if key not in hidden}
-    here = {key: (value, CHOSEN) for key, value in (chosen or {}).items()}
+    here = {key: (value, source) for key, value in (chosen or {}).items()}
     profile, origins = profiles.merge_layers(*packaged, here, under, *above)
     derived = {"models.draft": PAIRED} if profile.models.draft else {}
     values = profiles.flatten_keys(profile.model_dump())

@@ -169,10 +169,11 @@ def explain(setup: DecodingSetup) -> list[Choice]:
 
 
 class DefaultDraft(NamedTuple):
-    """The default of a lone target on a GPU: keys over those of the default profile, and the reason."""
+    """The default of a lone target on a GPU: keys over those of the default profile, the reason, the predicted gain."""
 
     keys: dict[str, object]
     why: str
+    gain: float = 1.0
 
 
 #: Keys of another way to run the target.
@@ -216,4 +217,4 @@ def default_draft(keys: Mapping[str, object], cached: Container[str] = ()) -> De
     if best.draft in heads:
         keys = {**heads[best.draft], "models.draft": best.draft}
     why = f"predicted the fastest on {card.name}, {best.gain:.2f}x plain decoding (not measured)"
-    return DefaultDraft(keys, f"{best.draft}: {why}")
+    return DefaultDraft(keys, f"{best.draft}: {why}", best.gain)

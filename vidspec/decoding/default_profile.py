@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from vidspec.config.user_config import (
     BUILT_IN_PROFILE,
     DEFAULT_PROFILE,
+    TRAINED,
     ResolvedProfile,
     UserConfig,
     resolve,
@@ -33,9 +34,9 @@ LONE_TARGET = "ar"
 def resolve_profile(name: str | None, overrides: Mapping[str, object], defaults: UserConfig) -> ResolvedProfile:
     """Resolve the profile of a run; without a named one, the default for a lone target follows this GPU.
 
-    A head that was trained here for the target's weights drafts if it gained. A target for which no draft is listed has
-    :data:`LONE_TARGET`, with a note. The block head of a built-in pair drafts unless the user has set an option of a
-    method.
+    A head that was trained here for the target's weights drafts if it gained, unless another draft is predicted to gain
+    more. A target for which no draft is listed has :data:`LONE_TARGET`, with a note. The block head of a built-in pair
+    drafts unless the user has set an option of a method.
 
     Args:
         name: of the profile; None for the default.
@@ -50,18 +51,20 @@ def resolve_profile(name: str | None, overrides: Mapping[str, object], defaults:
     keys = user_keys(overrides, defaults)
     if "models.target" not in keys and not sets_a_method(keys):
         return resolve(BUILT_IN_PROFILE, overrides, defaults)
-    if (head := _own_head(keys)) is not None:
-        why = f"trained here on {head.clips} captions, measured {head.decode:.2f}x plain decoding"
-        _LOG.debug("profile: own-head: %s: %s", head.name, why)
-        return resolve(name, overrides, defaults, chosen=head.keys)
+    head, chosen = _own_head(keys), None
     if "models.target" in keys and machine.has_gpu():
         from vidspec.decoding import auto
         from vidspec.models.known_pairs import cached_models
 
         cached = {name for name, whole in cached_models(machine.model_cache()).items() if whole}
-        if (chosen := auto.default_draft(keys, cached)) is not None:
-            _LOG.debug("profile: %s: %s", chosen.keys.get("name", DEFAULT_PROFILE), chosen.why)
-            return resolve(name, overrides, defaults, chosen=chosen.keys)
+        chosen = auto.default_draft(keys, cached)
+    if head is not None and (chosen is None or head.decode >= chosen.gain):
+        why = f"trained here on {head.clips} captions, measured {head.decode:.2f}x plain decoding"
+        _LOG.debug("profile: own-head: %s: %s", head.name, why)
+        return resolve(name, overrides, defaults, chosen=head.keys, source=TRAINED)
+    if chosen is not None:
+        _LOG.debug("profile: %s: %s", chosen.keys.get("name", DEFAULT_PROFILE), chosen.why)
+        return resolve(name, overrides, defaults, chosen=chosen.keys)
     if (target := _target_without_draft(keys)) is not None:
         how = "it decodes plainly" if LONE_TARGET == "ar" else f"{LONE_TARGET} drafts"
         note = (

@@ -73,6 +73,7 @@ class RunFile(Renderer):
         if old is not None and old.index.entries:
             if not store.overwrite:
                 store.journals.adopt(old)
+                journal.sync()
             if not store.read_only:
                 back_up(earlier)
 

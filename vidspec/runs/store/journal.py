@@ -125,6 +125,14 @@ class Journal:
         self._index_record(line, record)
         self._check()
 
+    def sync(self) -> None:
+        """Put what was appended on the disk; raises as :meth:`append` does."""
+        if self._file is not None:
+            try:
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                raise self._failure(error) from None
+
     def describe(self, settings: str, run: CaptionRun) -> None:
         """Record how captions with these settings are made, unless that is known; call it before their first record.
 

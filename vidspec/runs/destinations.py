@@ -7,20 +7,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from vidspec.config.json_schema import schema_properties
 from vidspec.errors import UsageError, option
 from vidspec.files import NamedPath, check_distinct, check_output
+from vidspec.runs.clip_files import ClipFiles
+from vidspec.runs.formats.base import SHARD_FORMAT, OutputFormat, PartFormat, make_format
+from vidspec.runs.job import Job
+from vidspec.runs.part_files import PartFiles
+from vidspec.runs.renderers import OUTPUT, Renderer
+from vidspec.runs.run_file import RunFile
+from vidspec.runs.run_store import RunStore
+from vidspec.runs.segment_files import SegmentFiles
+from vidspec.runs.sources.base import is_shard
+from vidspec.runs.store.run_lines import CaptionRun
+from vidspec.runs.store.sidecars import SegmentNames, SidecarNames, check_sidecar_names
+from vidspec.runs.stores import is_url
+from vidspec.runs.writers import FileLines, StdoutLines, Stream
 
 if TYPE_CHECKING:
     from vidspec.config.run_spec import RunSpec
     from vidspec.config.schema import Profile
-    from vidspec.runs.formats.base import OutputFormat, PartFormat
     from vidspec.runs.inputs import InputListing
-    from vidspec.runs.job import Job
-    from vidspec.runs.renderers import Renderer
-    from vidspec.runs.run_store import RunStore
     from vidspec.runs.shards import Shard
-    from vidspec.runs.store.run_lines import CaptionRun
-    from vidspec.runs.store.sidecars import SegmentNames, SidecarNames
 
 
 def writes_parts(spec: RunSpec, forms: Sequence[OutputFormat], entries: Sequence[Job]) -> bool:
@@ -29,9 +37,6 @@ def writes_parts(spec: RunSpec, forms: Sequence[OutputFormat], entries: Sequence
     Raises:
         UsageError: there are other formats too.
     """
-    from vidspec.runs.formats.base import PartFormat
-    from vidspec.runs.sources.base import is_shard
-
     of_shards = [form for form in forms if isinstance(form, PartFormat)]
     if not of_shards or spec.output_dir is None or not all(is_shard(entry.path) for entry in entries):
         return False
@@ -55,14 +60,6 @@ def plan_renderers(
     Raises:
         UsageError: a file cannot be written, is one of the clips, or would be shared by two formats.
     """
-    from vidspec.config.json_schema import schema_properties
-    from vidspec.runs.clip_files import ClipFiles
-    from vidspec.runs.formats.base import SHARD_FORMAT, make_format
-    from vidspec.runs.part_files import PartFiles
-    from vidspec.runs.segment_files import SegmentFiles
-    from vidspec.runs.store.sidecars import SegmentNames, SidecarNames, check_sidecar_names
-    from vidspec.runs.stores import is_url
-
     entries = found.entries
     data, texts = schema_properties(profile.generate.grammar_schema), spec.second_texts
     if writes_parts(spec, forms, entries):
@@ -118,9 +115,6 @@ def plan_renderers(
 
 def _shown_in(path: Path | None, form: OutputFormat) -> Renderer:
     """Return what shows records of all clips in a file, or on standard output."""
-    from vidspec.runs.run_file import RunFile
-    from vidspec.runs.writers import FileLines, StdoutLines, Stream
-
     if path is None:
         return Stream(StdoutLines(prose=form.is_prose), form)
     if path.exists() and not path.is_file():
@@ -130,8 +124,6 @@ def _shown_in(path: Path | None, form: OutputFormat) -> Renderer:
 
 def _check_cut(names: SegmentNames, spec: RunSpec, forms: Sequence[OutputFormat], entries: Sequence[Job]) -> None:
     """Refuse another format of segments, a folder for them that is searched for clips, and names that they share."""
-    from vidspec.runs.stores import is_url
-
     if wrong := next((form.name for form in forms if writes_clip_file(spec, form) and form.name != "txt"), None):
         message = (
             f"{option('format', wrong)}: {option('cut')} writes each caption as text, and no file beside the whole clip"
@@ -215,10 +207,6 @@ def check_files(spec: RunSpec, renderers: Sequence[Renderer], entries: Sequence[
         UsageError: naming both options.
     """
     from vidspec.config.files import named_file
-    from vidspec.runs.clip_files import ClipFiles
-    from vidspec.runs.part_files import PartFiles
-    from vidspec.runs.renderers import OUTPUT
-    from vidspec.runs.stores import is_url
 
     clips = [entry.path for entry in entries]
     if spec.trace is not None:
@@ -266,10 +254,6 @@ def open_store(
     Raises:
         UsageError: a file cannot be written, or another run is writing it.
     """
-    from vidspec.runs.run_file import RunFile
-    from vidspec.runs.run_store import RunStore
-    from vidspec.runs.writers import Stream
-
     unnamed = [one.path for one in renderers if isinstance(one, RunFile) and spec.output is None]
     for path in unnamed:
         if path.is_symlink():

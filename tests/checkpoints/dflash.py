@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.checkpoints.qwen import HIDDEN, LAYERS, QwenKind, tokenizer
+from vidspec.models.quantised import read_head_tensors
 
 WIDTH, HEADS, KV_HEADS, INNER, BLOCKS, SIZE, MASK, THETA, EPS = 24, 4, 2, 80, 2, 8, 5, 1e4, 1e-6
 TAPS = (0, 2, 3)
@@ -49,12 +50,20 @@ def speculators_config(kind: QwenKind, model: str, **more: object) -> dict[str, 
     layers = {key: blocks[key] for key in _BLOCK_KEYS} | {
         "rope_parameters": {"rope_type": "default", "rope_theta": THETA}
     }
-    own = {key: more.pop(key) for key in ("rope_parameters", "layer_types", "sliding_window") if key in more}
+    own = {
+        key: more.pop(key) for key in ("rope_parameters", "layer_types", "sliding_window", "hidden_size") if key in more
+    }
+    own |= {"use_sliding_window": True} if "sliding_window" in own else {}
     return {
         "architectures": ["DSparkDraftModel" if model == "dspark" else "DFlashDraftModel"],
         "speculators_model_type": model,
         "speculators_version": "0.9.0",
-        "speculators_config": {"algorithm": model, "default_proposal_method": "greedy"},
+        "speculators_config": {
+            "algorithm": model,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": SIZE - 1}],
+            "verifier": {"name_or_path": None, "architectures": []},
+        },
         "transformer_layer_config": layers | own,
         "draft_vocab_size": blocks["vocab_size"],
         "block_size": SIZE,
@@ -63,6 +72,39 @@ def speculators_config(kind: QwenKind, model: str, **more: object) -> dict[str, 
         "dtype": "bfloat16",
         **more,
     }
+
+
+def in_speculators_layout(source: Path, folder: Path) -> Path:
+    """Write a head of the second version without convolutions in the layout of ``speculators``, and return the folder.
+
+    That layout has convolutions, which are written as identities, and causal blocks are sliding windows there.
+    """
+    given = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    own = given["dflash_config"]
+    layers = {key: given[key] for key in (*_BLOCK_KEYS, "rope_theta", "max_position_embeddings")}
+    blocks, hidden, size = given["num_hidden_layers"], given["hidden_size"], given["max_position_embeddings"]
+    layers |= {"layer_types": ["sliding_attention"] * blocks, "sliding_window": size, "use_sliding_window": True}
+    config = {
+        "architectures": ["DFlash2DraftModel"],
+        "speculators_model_type": "dflash2",
+        "transformer_layer_config": layers,
+        "draft_vocab_size": given["vocab_size"],
+        "block_size": given["block_size"],
+        "aux_hidden_state_layer_ids": [tap + 1 for tap in own["target_layer_ids"]],
+        "mask_token_id": own["mask_token_id"],
+        "sliding_window_non_causal": False,
+        **CONVOLUTIONS,
+        **{key: own[key] for key in ("selector_rank", "selector_top_k")},
+    }
+    tensors = {key: value.clone() for key, value in read_head_tensors(str(source), str(source), given).items()}
+    kernel, groups = CONVOLUTIONS["conv_kernel_size"], hidden // CONVOLUTIONS["conv_group_size"]
+    for index in range(blocks):
+        for part in ("attention_conv", "mlp_conv"):
+            base = torch.zeros(2, kernel, hidden)
+            base[:, 0] = 1
+            tensors[f"layers.{index}.{part}.base_kernel"] = base
+            tensors[f"layers.{index}.{part}.kernel_projection.weight"] = torch.zeros(2 * kernel * groups, hidden)
+    return save(folder, config, tensors)
 
 
 #: Keys of a config that describe blocks.
@@ -100,12 +142,15 @@ def dspark_tensors(
 
 
 def dspark_path(
-    weights: dict[str, torch.Tensor], model: str, logits: torch.Tensor, states: torch.Tensor, last: int
+    weights: dict[str, torch.Tensor], model: str, logits: torch.Tensor, states: torch.Tensor, last: int, first: int = 0
 ) -> tuple[list[int], list[float], torch.Tensor]:
-    """Tokens that a Markov head chooses for positions (n, V) with states (n, hidden), confidences, and its logits."""
+    """Tokens that a Markov head chooses for rows (n, V) with states (n, hidden), confidences, and its logits.
+
+    Rows before ``first`` choose nothing, but a recurrent head begins with them.
+    """
     w, token, tokens, sure, biased = {key: value.double() for key, value in weights.items()}, last, [], [], []
     memory = torch.zeros(w["markov_head.markov_w1.weight"].shape[1], dtype=torch.float64)
-    for row, state in zip(logits, states, strict=True):
+    for at, (row, state) in enumerate(zip(logits, states, strict=True)):
         shaped = before = w["markov_head.markov_w1.weight"][token]
         if model == "gated":
             joined = torch.cat([state, before])
@@ -116,6 +161,8 @@ def dspark_path(
             gate, candidate, out = (joined + w["markov_head.joint_proj.bias"]).chunk(3)
             keep = 1 / (1 + (-gate).exp())
             memory, shaped = keep * memory + (1 - keep) * candidate.tanh(), out.tanh()
+        if at < first:
+            continue
         biased.append(row + w["markov_head.markov_w2.weight"][: len(row)] @ shaped)
         sure.append(float(w["confidence_head.proj.weight"][0] @ torch.cat([state, before])))
         sure[-1] = 1 / (1 + 2.718281828459045 ** -(sure[-1] + float(w["confidence_head.proj.bias"])))
@@ -175,10 +222,16 @@ def _normed(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return rows * (rows.pow(2).mean(-1, keepdim=True) + EPS).rsqrt() * weight
 
 
-def _turned(states: torch.Tensor, positions: torch.Tensor, share: float = 1.0) -> torch.Tensor:
+def _turned(
+    states: torch.Tensor, positions: torch.Tensor, share: float = 1.0, sections: tuple[int, ...] = ()
+) -> torch.Tensor:
+    """States (n, heads, width) turned by positions (n,), or (3, n) of which each section of frequencies has an axis."""
     width = int(share * states.shape[-1])
     half = width // 2
-    angles = positions[:, None] * THETA ** (-torch.arange(half, dtype=torch.float64) / half)
+    axes = [axis for axis, count in enumerate(sections) for _ in range(count)]
+    angles = (positions[axes].T if axes else positions[:, None]) * THETA ** (
+        -torch.arange(half, dtype=torch.float64) / half
+    )
     first, second, rest = states[..., :half], states[..., half:width], states[..., width:]
     cosine, sine = angles.cos()[:, None], angles.sin()[:, None]
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine, rest], dim=-1)
@@ -219,8 +272,9 @@ def logits(
     last: int,
     start: int,
     causal: tuple[bool, ...] = (False,) * BLOCKS,
-    window: int = 10**6,
+    windows: tuple[int, ...] = (10**6,) * BLOCKS,
     share: float = 1.0,
+    sections: tuple[int, ...] = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits (SIZE, V) of all rows of one block, and their states (SIZE, hidden).
 
@@ -228,17 +282,19 @@ def logits(
         weights: as they were saved.
         judge, table: output head (V, hidden) and embedding of the target.
         states: (n, taps * hidden) of the rows before the block.
-        places: (n,) their positions.
+        places: (n,) their positions, or (3, n) with ``sections``.
         last: the token before the masked positions.
         start: its position.
         causal: by block of the head, whether rows see no later ones.
-        window: how far rows of causal blocks see, by entries.
+        windows: by block of the head, how far rows see back, by entries.
         share: of the width of a head, which is rotated.
+        sections: frequencies of each axis of the target's positions.
     """
     w = {key: value.double() for key, value in weights.items()}
     context = _normed(states.double() @ w["fc.weight"].T, w["hidden_norm.weight"])
     rows = table.double()[[last, *[MASK] * (SIZE - 1)]]
-    positions = torch.cat([places.double(), start + torch.arange(SIZE, dtype=torch.float64)])
+    own = (start + torch.arange(SIZE, dtype=torch.float64)).expand(*places.shape[:-1], -1)
+    positions = torch.cat([places.double(), own], dim=-1)
     before, groups = len(context), HEADS // KV_HEADS
     for index in range(BLOCKS):
         of = f"layers.{index}."
@@ -249,11 +305,11 @@ def logits(
         query = (normed @ w[of + "self_attn.q_proj.weight"].T).view(-1, HEADS, WIDTH)
         key = (every @ w[of + "self_attn.k_proj.weight"].T).view(-1, KV_HEADS, WIDTH)
         value = (every @ w[of + "self_attn.v_proj.weight"].T).view(-1, KV_HEADS, WIDTH)
-        query = _turned(_normed(query, w[of + "self_attn.q_norm.weight"]), positions[before:], share)
-        key = _turned(_normed(key, w[of + "self_attn.k_norm.weight"]), positions, share)
+        query = _turned(_normed(query, w[of + "self_attn.q_norm.weight"]), positions[..., before:], share, sections)
+        key = _turned(_normed(key, w[of + "self_attn.k_norm.weight"]), positions, share, sections)
         scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(groups, 1)) * WIDTH**-0.5
         distance = before + torch.arange(SIZE)[:, None] - torch.arange(before + SIZE)
-        unseen = ((distance < 0) | (distance >= window)) & causal[index]
+        unseen = ((distance < 0) & causal[index]) | (distance >= windows[index])
         shares = scores.masked_fill(unseen, float("-inf")).softmax(-1)
         seen = torch.einsum("hqk,khd->qhd", shares, value.repeat_interleave(groups, 1)).flatten(1)
         mixed = seen @ w[of + "self_attn.o_proj.weight"].T

@@ -46,16 +46,21 @@ KINDS = {
     "convolutions": ({"dflash_config": heads.CONVOLUTIONS}, (False, False)),
     "selector": ({"is_causal": True, "dflash_config": heads.SELECTOR}, (True, True)),
 }
-WINDOWS = {"sliding": 20}
+EVERY = 10**6
+WINDOWS = {"sliding": (20, EVERY)}
 
 
 class BlockPair(HeadPair):
     """A random target and a random block head."""
 
-    share = 1.0
+    share, sections = 1.0, ()
 
     def __init__(self, family, folder, kind="both ways"):
-        self.kind, self.causal, self.window = QwenKind(family, tied=False), KINDS[kind][1], WINDOWS.get(kind, 10**6)
+        self.kind, self.causal, self.windows = (
+            QwenKind(family, tied=False),
+            KINDS[kind][1],
+            WINDOWS.get(kind, (EVERY,) * 2),
+        )
         target = adapter(self.kind)
         given = {
             "second": kind == "convolutions",
@@ -67,7 +72,12 @@ class BlockPair(HeadPair):
         target.eos = frozenset()
 
     def expected(self, text, kept=None):
-        """Logits of a block behind a clip's prompt and ``text``, and its states."""
+        """Logits of the drafted rows of a block behind a clip's prompt and ``text``, and their states."""
+        logits, states = self.block(text, kept)
+        return logits[self.head.first :], states[self.head.first :]
+
+    def block(self, text, kept=None):
+        """The same of all rows."""
         target, generate = self.target, profiles.load("dflash", env={}).generate
         prefix = target.prefix(target.encode(target.preprocess(clip(0))), generate.prompt, generate.system)
         behind = torch.tensor(text[:-1], dtype=torch.long)
@@ -82,10 +92,11 @@ class BlockPair(HeadPair):
         states = torch.cat([watch.states[block + 1] for block in heads.TAPS], dim=1)
         judge = target.model.lm_head.weight.detach()[: target.vocabulary]
         table = target.language.embed_tokens.weight.detach()
-        given = self.weights, judge, table, states[rows], rows
-        options = {"causal": self.causal, "window": self.window, "share": self.share}
-        logits, states = heads.logits(*given, text[-1], whole.length, **options)
-        return logits[self.head.first :], states[self.head.first :]
+        places, start = rows, whole.length
+        if self.sections:
+            places, start = whole.positions[:, 0, rows], prefix.next_position + len(behind)
+        options = {"causal": self.causal, "windows": self.windows, "share": self.share, "sections": self.sections}
+        return heads.logits(self.weights, judge, table, states[rows], places, text[-1], start, **options)
 
 
 class _Shown:
@@ -293,7 +304,7 @@ class TappedTable(ToyEngine):
     """A target whose passes return states."""
 
     def _passed(self, rows):
-        return replace(super()._passed(rows), tapped=torch.zeros(len(rows), 1))
+        return replace(ToyEngine._passed(self, rows), tapped=torch.zeros(len(rows), 1))
 
 
 class ToyBlocks(ToyEngine):
@@ -307,8 +318,9 @@ class ToyBlocks(ToyEngine):
         )
         decoder = SimpleNamespace(graphs=None, pair_scores=scores)
         given = {"name": "toy", "size": 4, "first": 1, "most": 3, "mask": 9, "blocks": (1,), "whole": True}
-        given |= {"candidates": candidates, "in_turn": candidates > 0, "markov": False, "confident": False}
-        self.model = SimpleNamespace(decoder=decoder, **given)
+        given |= {"candidates": candidates, "in_turn": candidates > 0, "markov": False, "recurrent": False}
+        given |= {"confident": False}
+        vars(self.model).update(given, decoder=decoder)
 
     def _passed(self, rows):
         last, *masked = rows.token_ids

@@ -167,8 +167,9 @@ class BlockDrafter(Drafter):
         head = self.engine.model
         drafted = slice(head.first, head.first + gamma)
         logits, hidden = passed.logits[drafted], passed.hidden[drafted]
+        lead = passed.hidden[: head.first * head.recurrent]
         if head.markov or (self.history is not None and self.sampling.greedy):
-            return self._choose_in_turn(logits, hidden)
+            return self._choose_in_turn(logits, hidden, lead)
         if head.candidates:
             pairs = _Pairs.of(head, self._last, logits, hidden)
             likeliest, self._probabilities = pairs.likeliest()
@@ -178,7 +179,7 @@ class BlockDrafter(Drafter):
             if self._blocks is not None and head.confident:
                 self._probabilities = head.decoder.confidences(hidden).tolist()
         if self.history is not None:
-            return self._choose_in_turn(logits, hidden)
+            return self._choose_in_turn(logits, hidden, lead)
         if self.sampling.greedy:
             return likeliest, None
         uniforms = self._uniforms.ahead(gamma)
@@ -187,16 +188,21 @@ class BlockDrafter(Drafter):
             return pairs.drawn(self.sampling, uniforms, logits)
         return list(passed.chosen[drafted]), None if passed.probs is None else passed.probs[:gamma]
 
-    def _choose_in_turn(self, logits: torch.Tensor, hidden: torch.Tensor) -> tuple[list[int], torch.Tensor | None]:
+    def _choose_in_turn(
+        self, logits: torch.Tensor, hidden: torch.Tensor, lead: torch.Tensor
+    ) -> tuple[list[int], torch.Tensor | None]:
         """Return the tokens of positions (gamma, V), each by penalties, grammar and the head after those before it.
 
-        The probabilities are the head's confidences, where it has any. Without penalties and grammar the device is
-        waited for once.
+        A recurrent Markov head begins with the row of the last emitted token, ``lead`` if that row does not draft. The
+        probabilities are the head's confidences, where it has any. Without penalties and grammar the device is waited
+        for once.
         """
         head, decoder = self.engine.model, self.engine.model.decoder
         tokens, probs, likelihoods = list[int](), list[torch.Tensor](), list[torch.Tensor]()
         before = torch.tensor([self._last], device=logits.device)
         memory = embedding = None
+        for state in lead.split(1) if len(lead) else ():
+            _, _, memory = decoder.markov_step(before, state)
         chosen = list[torch.Tensor]()
         uniforms = on_device([] if self.sampling.greedy else self._uniforms.ahead(len(logits)), logits.device)
         for at, (row, state) in enumerate(zip(logits.split(1), hidden.split(1), strict=True)):

@@ -325,7 +325,7 @@ class BlockHead(Head):
         first: the first of them that drafts.
         most: tokens that a block drafts at most.
         in_turn: True if each token of a block is chosen after the one before it.
-        markov, confident: True with a Markov head, and with a confidence head.
+        markov, recurrent, confident: True with a Markov head, with one of the kind ``rnn``, and with a confidence head.
         mask: id of a masked position.
         candidates: tokens of each position among which a selector chooses; 0 without one.
         whole: True if a block is drafted whole, whatever is proposed of it.
@@ -346,6 +346,7 @@ class BlockHead(Head):
         self.vocabulary, self.tokens = target.vocabulary, torch.arange(target.vocabulary)
         self.size, self.first, self.most = settings.size, settings.first, settings.most
         self.markov, self.confident = settings.markov > 0, settings.confidence
+        self.recurrent = self.markov and settings.markov_kind == "rnn"
         self.in_turn, self.mask = bool(settings.markov or settings.rank), mask_id(name, settings, target)
         self.blocks = tuple(block + 1 for block in settings.taps)  # the input of the next one
         self.candidates = min(settings.candidates, target.vocabulary) if settings.rank else 0

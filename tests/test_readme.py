@@ -168,12 +168,17 @@ def test_commands_and_their_options_exist(page, words):
 
 
 @pytest.mark.parametrize(("page", "words"), sorted(set(command_lines("python", "-m"))))
-def test_commands_of_research_and_their_options_exist(page, words):
+def test_commands_of_research_and_their_options_exist(page, words, capsys):
     module, *rest = words
     assert importlib.util.find_spec(module), module
     if not module.startswith("research.") or module == "research.lmms_eval":
         return  # their own options
     found = importlib.import_module(module)
+    if module.startswith("research.studies."):
+        with pytest.raises(SystemExit):
+            found.main(["--help"])
+        assert {word for word in rest if word[:2] == "--"} <= set(re.findall(r"--[\w-]+", capsys.readouterr().out))
+        return
     found = importlib.import_module(f"{module}.__main__") if hasattr(found, "__path__") else found
     typer.main.get_command(application(found.command)).make_context(module, rest)
 

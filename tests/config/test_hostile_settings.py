@@ -10,8 +10,8 @@ from tests.tiers import full_but
 from vidspec.bounds import COLDEST, FASTEST, HOTTEST, LAYERS, MANY, SEED, THREADS, WIDEST
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.config.run_spec import parse_segment
 from vidspec.config.user_config import read_config, resolve
+from vidspec.config.values import parse_segment
 from vidspec.embedded.samples import shipped
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import ProfileError, UsageError

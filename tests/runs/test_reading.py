@@ -20,7 +20,8 @@ from tests.fake_captioner import TEXT, FakeCaptioner, FakeReader, profile_of
 from tests.runs.jobs import jobs_of
 from tests.runs.reader_memory import private
 from tests.video import clips
-from vidspec.config.run_spec import RunSpec, parse_segment
+from vidspec.config.run_spec import RunSpec
+from vidspec.config.values import parse_segment
 from vidspec.embedded.samples import shipped
 from vidspec.errors import GenerationError, UsageError, VideoError
 from vidspec.events.observer import RunObserver

@@ -38,8 +38,8 @@ from vidspec.cli import (
 from vidspec.cli.keys import spell_flags
 from vidspec.cli.options import Command, Group, LongHelp
 from vidspec.cli.printed import FULL, events_on_stderr, print_error
-from vidspec.config.run_spec import require_text
 from vidspec.config.sections import Flag
+from vidspec.config.values import require_text
 from vidspec.errors import LostOutputError, UsageError, VidspecError
 from vidspec.escaping import HALF_CHARACTER, escape_text
 from vidspec.signals import ending_of, raise_on_signals

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vidspec.cli.options import PROFILE_HELP, TerminalOptions, flatten_options
-from vidspec.config.run_spec import RunSpec, parse_batch, parse_size
+from vidspec.config.run_spec import RunSpec
+from vidspec.config.values import parse_batch, parse_size
 
 if TYPE_CHECKING:
     from vidspec.serve.config import ServeConfig

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vidspec.cli.printed import print_note
-from vidspec.config.run_spec import parse_size
+from vidspec.config.values import parse_size
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -7,11 +7,8 @@ they do for the keys of a profile. Errors mark the field that they are about (:f
 
 from __future__ import annotations
 
-import math
 import os
-import re
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -20,9 +17,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from vidspec.bounds import MANY
 from vidspec.config.prompts import style_schema
 from vidspec.config.sections import Flag, GenerateSection, ModelsSection, VideoSection
-from vidspec.config.values import parse_seconds, parse_time
+from vidspec.config.values import parse_batch, parse_segment, parse_size, parse_time, require_text
 from vidspec.errors import UsageError, option, spell_argument
-from vidspec.escaping import HALF_CHARACTER
 from vidspec.registry import key, nearest
 
 __all__ = [
@@ -31,17 +27,11 @@ __all__ = [
     "RunSpec",
     "Text",
     "flag_of",
-    "parse_batch",
-    "parse_segment",
-    "parse_size",
-    "require_text",
     "spell_keyword",
     "split_keywords",
 ]
 
 EngineName: TypeAlias = Literal["local", "ray"]
-#: Seconds of the shortest segment; hours of video in shorter ones would be more parts than memory holds.
-SHORTEST_SEGMENT = 0.1
 #: Treatment of caption files that no run wrote.
 ExistingFiles: TypeAlias = Literal["skip", "replace", "use"]
 
@@ -410,11 +400,6 @@ class RunSpec(BaseModel):
         return Path((self.rewrite or "")[1:]) if named else None
 
     @property
-    def instruction(self) -> str | None:
-        """The text of ``rewrite``."""
-        return self.rewrite[1:] if self.rewrite is not None and self.rewrite.startswith("@@") else self.rewrite
-
-    @property
     def _timed(self) -> bool:
         return style_schema(self.style) is not None
 
@@ -432,16 +417,6 @@ class RunSpec(BaseModel):
             raise UsageError(f"{option('rewrite', '@')}: names no file", hint=option("rewrite", "@shorter.txt"))
         if any(not turn.strip() for turn in self.turn):
             raise UsageError(f"{option('turn')}: is empty", hint=option("turn", "What happens then?"))
-
-
-def require_text(name: str, *values: object) -> None:
-    """Refuse bytes that are not UTF-8, as a script saved as Latin-1 has: lone surrogates in texts.
-
-    Raises:
-        UsageError: begins with ``name``.
-    """
-    if any(isinstance(value, str) and HALF_CHARACTER.search(value) for value in values):
-        raise UsageError(f"{name}: holds bytes that are not UTF-8", hint="save the script as UTF-8")
 
 
 #: Fields of which only one may be given.
@@ -510,40 +485,3 @@ def flag_of(name: str) -> str:
 
 def _declared(name: str) -> Flag:
     return next((one for one in RunSpec.model_fields[name].metadata if isinstance(one, Flag)), Flag())
-
-
-def parse_size(text: str, origin: str) -> int:
-    """Parse a size with or without a unit, in bytes; ``origin`` names it in the error."""
-    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,3})?)\s*([kmgt]?)(i?)b?", text.strip().lower())
-    size = int(float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2] or " ")) if found else 0
-    if not 0 < size < 2**63:
-        raise UsageError(f"{origin} {text}: must be a size, such as 500MB or 2GiB")
-    return size
-
-
-@lru_cache(8)
-def parse_segment(text: str | None) -> float | str | None:
-    """Parse the length of a segment: ``scenes``, seconds (``30s``, ``2m``, ``1:30``), or None.
-
-    Raises:
-        UsageError: it is none of these.
-    """
-    if text is None or text == "scenes":
-        return text
-    try:
-        length = parse_seconds(text)
-    except ValueError:
-        length = 0.0
-    if not (math.isfinite(length) and length >= SHORTEST_SEGMENT):
-        what = f"must be scenes or a length such as 30s, of {SHORTEST_SEGMENT:g} s or more"
-        raise UsageError(f"{option('segment', text)}: {what}")
-    return length
-
-
-def parse_batch(text: str) -> int | None:
-    """Parse ``--batch``; None for ``auto``."""
-    if text == "auto":
-        return None
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MANY):
-        raise UsageError(f"{option('batch', text)}: must be auto or a number of clips, 1 or more")
-    return int(text)

@@ -1,17 +1,22 @@
-"""Pydantic validators of single profile values that need more than a type and bounds, and times of clips."""
+"""Pydantic validators of single values of a profile, and parsers of a run's."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+from functools import lru_cache
 from pathlib import Path
 
 from pydantic_core import PydanticCustomError
 
-from vidspec.bounds import COLDEST, HOTTEST, WIDEST
+from vidspec.bounds import COLDEST, HOTTEST, MANY, WIDEST
 from vidspec.drafting.static_tree import parse_tree
-from vidspec.errors import UsageError
+from vidspec.errors import UsageError, option
+from vidspec.escaping import HALF_CHARACTER
+
+#: Seconds of the shortest segment; hours of video in shorter ones would be more parts than memory holds.
+SHORTEST_SEGMENT = 0.1
 
 
 def tree(text: str) -> str:
@@ -125,3 +130,50 @@ def parse_time(value: object, where: str) -> float | None:
     if not (math.isfinite(time) and time >= 0):
         raise UsageError(f"{where} {value!r}: must be zero or more seconds")
     return time
+
+
+def require_text(name: str, *values: object) -> None:
+    """Refuse bytes that are not UTF-8, as a script saved as Latin-1 has: lone surrogates in texts.
+
+    Raises:
+        UsageError: begins with ``name``.
+    """
+    if any(isinstance(value, str) and HALF_CHARACTER.search(value) for value in values):
+        raise UsageError(f"{name}: holds bytes that are not UTF-8", hint="save the script as UTF-8")
+
+
+def parse_size(text: str, origin: str) -> int:
+    """Parse a size with or without a unit, in bytes; ``origin`` names it in the error."""
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,3})?)\s*([kmgt]?)(i?)b?", text.strip().lower())
+    size = int(float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2] or " ")) if found else 0
+    if not 0 < size < 2**63:
+        raise UsageError(f"{origin} {text}: must be a size, such as 500MB or 2GiB")
+    return size
+
+
+@lru_cache(8)
+def parse_segment(text: str | None) -> float | str | None:
+    """Parse the length of a segment: ``scenes``, seconds (``30s``, ``2m``, ``1:30``), or None.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    if text is None or text == "scenes":
+        return text
+    try:
+        length = parse_seconds(text)
+    except ValueError:
+        length = 0.0
+    if not (math.isfinite(length) and length >= SHORTEST_SEGMENT):
+        what = f"must be scenes or a length such as 30s, of {SHORTEST_SEGMENT:g} s or more"
+        raise UsageError(f"{option('segment', text)}: {what}")
+    return length
+
+
+def parse_batch(text: str) -> int | None:
+    """Parse ``--batch``; None for ``auto``."""
+    if text == "auto":
+        return None
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MANY):
+        raise UsageError(f"{option('batch', text)}: must be auto or a number of clips, 1 or more")
+    return int(text)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
-from vidspec.config.run_spec import parse_size
+from vidspec.config.values import parse_size
 from vidspec.errors import UsageError, VideoError, option
 from vidspec.runs.access import Access, check_allowed_url
 

@@ -12,7 +12,7 @@ from vidspec.errors import GenerationError, UsageError, option
 from vidspec.escaping import mark_value
 from vidspec.runs.job import Job
 from vidspec.runs.rendering import fill_fields, render_caption
-from vidspec.runs.text_pass import Steps, ask_text, fail_pass, pass_timings
+from vidspec.runs.text_pass import ClipSteps, ask_text, fail_pass, pass_timings
 
 __all__ = ["cut_text", "shorten", "text_counter"]
 
@@ -64,7 +64,7 @@ def cut_text(text: str, fits: Callable[[str], bool]) -> str:
     return ""
 
 
-def shorten(job: Job, most: int, unit: str, template: str | None) -> Steps:
+def shorten(job: Job, most: int, unit: str, template: str | None) -> ClipSteps:
     """Bring the caption of a job to a length: ask again, shorter, at most twice, then end it at a whole sentence.
 
     Args:

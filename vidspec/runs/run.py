@@ -24,7 +24,7 @@ from vidspec.runs.feed import PartInput
 from vidspec.runs.formats.base import time_range
 from vidspec.runs.job import CONTEXT, Job, is_one_by_one, questions_of
 from vidspec.runs.limit import shorten
-from vidspec.runs.text_pass import Ask, Steps, rewrite, summarise
+from vidspec.runs.text_pass import Ask, ClipSteps, rewrite, summarise
 from vidspec.runs.timed_events import checked_events, timed_events
 
 if TYPE_CHECKING:
@@ -97,8 +97,8 @@ class _RunningClips:
         self.count = 0
         self._on_begin, self._total = on_begin, total
         self._clips: dict[int, _ClipRun] = {}
-        self._waiting: deque[tuple[Steps, Ask | Callable[[], bool]]] = deque()
-        self._asked: dict[int, tuple[Steps, Ask]] = {}  # without frames
+        self._waiting: deque[tuple[ClipSteps, Ask | Callable[[], bool]]] = deque()
+        self._asked: dict[int, tuple[ClipSteps, Ask]] = {}  # without frames
         self._results: deque[Job] = deque()
 
     @property
@@ -131,7 +131,7 @@ class _RunningClips:
             if self._results:
                 self.feed.wake.set()  # an idle captioner waits and must see that this is over
 
-    def _begin_request(self, steps: Steps, ask: Ask) -> CaptionRequest:
+    def _begin_request(self, steps: ClipSteps, ask: Ask) -> CaptionRequest:
         request = ask.request
         if request.key is None:
             self.count += 1
@@ -165,7 +165,7 @@ class _RunningClips:
         for steps, ask in [self._asked.pop(key) for key in list(self._asked)]:
             self.advance(steps, RuntimeError(f"the stream of {ask.request.path} ended without a caption"))
 
-    def advance(self, steps: Steps, answer: Caption | Exception | None = None) -> None:
+    def advance(self, steps: ClipSteps, answer: Caption | Exception | None = None) -> None:
         """Start a generator, or resume it with the answer to its request, up to its next step."""
         try:
             if isinstance(answer, Exception):
@@ -208,7 +208,7 @@ class _ClipRun:
         self._last: int | None = None  # the last part that was delivered
         self._captions = dict(job.done)  # of all parts so far, as the model wrote them
 
-    def steps(self, part: PartInput) -> Steps:
+    def steps(self, part: PartInput) -> ClipSteps:
         """Return the generator over the clip, or over a segment of it."""
         questions = None if part.job.error is not None else questions_of(part.job, self._run.spec)
         if questions is None:
@@ -216,7 +216,7 @@ class _ClipRun:
         texts = questions.filled(part.job.fields).texts
         return self._hold_dialogue(part, texts) if questions.in_turns else self._answer_prompts(part, texts)
 
-    def _caption_segment(self, part: PartInput) -> Steps:
+    def _caption_segment(self, part: PartInput) -> ClipSteps:
         """Caption the clip or a segment, which may quote the caption of the segment before."""
         job, spec = part.job, self._run.spec
         if is_one_by_one(job, spec):
@@ -228,7 +228,7 @@ class _ClipRun:
             part.request = replace(part.request, prompt=quoting)
         yield from self._caption(part)
 
-    def _hold_dialogue(self, clip: PartInput, texts: Sequence[str]) -> Steps:
+    def _hold_dialogue(self, clip: PartInput, texts: Sequence[str]) -> ClipSteps:
         """Ask one question after the other, from the first without an answer on."""
         assert clip.request is not None
         job, own = clip.job, clip.request.earlier
@@ -248,14 +248,14 @@ class _ClipRun:
             yield from self._caption(part, session)
         self._run.feed.release(clip)
 
-    def _answer_prompts(self, clip: PartInput, texts: Sequence[str]) -> Steps:
+    def _answer_prompts(self, clip: PartInput, texts: Sequence[str]) -> ClipSteps:
         """Ask several questions: the first reads the clip, then all others are asked at once."""
         assert clip.request is not None
         job, session = clip.job, ClipSession(clip.request)
         left = [(number, text) for number, text in enumerate(texts) if number not in job.done]
         session.add_prompts(left, apart=job.run_alone)
 
-        def answer() -> Steps:
+        def answer() -> ClipSteps:
             yield lambda: session.can_begin
             request = session.take()
             assert request is not None and request.question is not None
@@ -269,7 +269,7 @@ class _ClipRun:
             self._run.advance(answer())
         yield from answer()
 
-    def _caption(self, part: PartInput, session: ClipSession | None = None) -> Steps:
+    def _caption(self, part: PartInput, session: ClipSession | None = None) -> ClipSteps:
         """Caption a part, compare and rewrite the caption, and deliver all results that are due.
 
         Args:
@@ -298,8 +298,8 @@ class _ClipRun:
         part.request = None
         if session is None:
             run.feed.release(part)
-        if job.error is None and spec.instruction is not None and job.caption.caption:
-            yield from rewrite(job, spec.instruction)
+        if job.error is None and spec.rewrite is not None and job.caption.caption:
+            yield from rewrite(job, spec.rewrite)
         if job.error is None and spec.limit is not None and job.caption.caption:
             yield from shorten(job, spec.limit, spec.limit_tokenizer or "words", spec.template)
         run.observer.end(number, job.caption)

@@ -14,7 +14,7 @@ from vidspec.runs.job import Job
 from vidspec.runs.rendering import fill_fields, names_in_braces
 from vidspec.video.base import Clip
 
-__all__ = ["Ask", "Steps", "ask_text", "fail_pass", "pass_timings", "rewrite", "summarise"]
+__all__ = ["Ask", "ClipSteps", "ask_text", "fail_pass", "pass_timings", "rewrite", "summarise"]
 
 #: Prompt of a second pass over a caption, without the video, for an instruction that does not place the caption itself.
 REWRITE = (
@@ -44,16 +44,17 @@ class Ask(NamedTuple):
 
 
 #: A clip's generator; it yields requests, and conditions until which it waits.
-Steps: TypeAlias = "Generator[Ask | Callable[[], bool], Caption, None]"
+ClipSteps: TypeAlias = "Generator[Ask | Callable[[], bool], Caption, None]"
 
 
-def rewrite(job: Job, instruction: str) -> Steps:
+def rewrite(job: Job, instruction: str) -> ClipSteps:
     """Rewrite the caption of a job.
 
     Args:
         job: has its result.
-        instruction: an instruction, or a prompt with ``{caption}``.
+        instruction: an instruction, or a prompt with ``{caption}``; ``@@`` at its beginning stands for ``@``.
     """
+    instruction = instruction[1:] if instruction.startswith("@@") else instruction
     first = job.caption
     prompt = instruction if "caption" in names_in_braces(instruction) else REWRITE.replace("{instruction}", instruction)
     fields = {**job.fields, "caption": first.caption or ""}
@@ -67,7 +68,7 @@ def rewrite(job: Job, instruction: str) -> Steps:
     job.result = replace(first, caption=answer.caption, ended=answer.ended, original=original, timings=timings)
 
 
-def summarise(job: Job, spans: Sequence[tuple[float, float]], captions: Mapping[int, str | None]) -> Steps:
+def summarise(job: Job, spans: Sequence[tuple[float, float]], captions: Mapping[int, str | None]) -> ClipSteps:
     """Add the summary of all segments to the result of the last, which an error leaves as it is.
 
     Args:

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import vidspec
 from research.realtext import PROMPT, build, subjects
@@ -89,7 +90,7 @@ def drawn_captions(folder: Path, count: int, target: str, *style: str) -> Path:
     listed = folder / f"clips-{count}.txt"
     listed.write_text("".join(f"{one}\n" for one in sorted(clips.glob("*.mp4"))[:count]), encoding="utf-8")
     file = folder / f"captions-{count}{''.join(f'-{one}' for one in style)}.jsonl"
-    more = {"style": style[0]} if style else {}
+    more: dict[str, Any] = {"style": style[0]} if style else {}
     for _ in vidspec.run(from_file=str(listed), target=target, profile="ar", output=str(file), **more):
         pass
     return file
@@ -139,9 +140,9 @@ def trained(
             ended = event
     verdict = ended.verdict
     equal = sum(one.drafted.token_ids == one.plain.token_ids for one in ended.measured)
-    speeds = (None, None) if counters else (verdict.decode, verdict.end_to_end)
+    decode, whole = (None, None) if counters else (verdict.decode, verdict.end_to_end)
     count = sum(1 for _ in captions.open(encoding="utf-8"))
-    return OwnHeadRow(study, count, seconds / 60, taus[0], verdict.tau, *speeds, equal, verdict.clips)
+    return OwnHeadRow(study, count, seconds / 60, taus[0], verdict.tau, decode, whole, equal, verdict.clips)
 
 
 def rows(args: argparse.Namespace) -> Iterator[OwnHeadRow]:

@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -167,8 +167,8 @@ def _train_on_clips(
     named = json.dumps([target, *(os.path.abspath(place) for place in places)])
     folder = cache_file("training", blake2b(named.encode(), digest_size=6).hexdigest())
     folder.mkdir(parents=True, exist_ok=True)
-    models = {} if target is None else {"target": target}
-    for number, _ in enumerate(run(map(str, places), output=folder / "captions.jsonl", **models), 1):
+    given: dict[str, Any] = {"output": folder / "captions.jsonl"} | ({} if target is None else {"target": target})
+    for number, _ in enumerate(run(map(str, places), **given), 1):
         yield ClipCaptioned(number)
     found = learnable_captions(read_captions([folder / "captions.jsonl"]), target, ", ".join(map(str, places)))
     yield from _Training(found, *options).run(limits)

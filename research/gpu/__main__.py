@@ -108,6 +108,8 @@ def command(
     known = list(dict.fromkeys(one.draft for one in PLAN))
     if wrong := [one for one in filter(None, drafts.split(",")) if one not in known]:
         raise UsageError(f"no such draft: {wrong[0]}", hint=f"one of {', '.join(known)}")
+    if weights not in (None, "int8", "int4"):
+        raise UsageError(f"no such weights: {weights}", hint="int8 or int4")
     if not smoke and not torch.cuda.is_available():
         print("no NVIDIA GPU here: nothing was run")
         return 0
@@ -293,7 +295,7 @@ def _plan(wanted: _Wanted, device: torch.device) -> Plan:
     SIZES["smoke"] = Size(layers=6, hidden=64, heads=4, kv_heads=2, inner=128, vocabulary=300)
     SIZES["3B"] = Size(layers=1, hidden=64, heads=4, kv_heads=2, inner=128, vocabulary=300)
     few = [replace(one, clips=(2,), windows=one.windows[:1]) for one in chosen]
-    return Plan(["smoke"], few, torch.float32, entries=20, seconds=0.05, warm_up=2, tokens=4)
+    return Plan(["smoke"], few, torch.float32, entries=20, seconds=0.05, warm_up=2, tokens=4, weights=wanted.weights)  # type: ignore[arg-type]
 
 
 def _report(part: str, out: Path) -> None:

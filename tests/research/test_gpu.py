@@ -265,6 +265,7 @@ def test_a_folder_becomes_records_and_a_head_learns_its_texts(tmp_path, capsys):
     assert trained["steps"] >= 12 and trained["step"] > 0 and trained["states_per_s"] > 0 and trained["last"] >= 1
     shown = capsys.readouterr().out
     assert "| small | plain | 2 |" in shown and "| small | 1 | 2 |" in shown and "tau at last" in shown
+    assert gpu.main(["rounds", "--weights", "int3"]) == 2 and "int8 or int4" in capsys.readouterr().err
     assert gpu.main(["records:soon"]) == 2 and "soon is no number of minutes" in capsys.readouterr().err
 
 

@@ -10,7 +10,6 @@ import typer
 
 from vidspec.cli.options import DebugOption, QuietOption
 from vidspec.cli.printed import facts_table, print_note, print_rows
-from vidspec.cli.report_page import records_of
 from vidspec.errors import UsageError
 from vidspec.events.tally import counted
 
@@ -30,9 +29,11 @@ def compare(
     """
     from vidspec.display.pages.page import check_page
     from vidspec.display.pages.side_by_side import write_compared
+    from vidspec.runs.store.places import read_captions
 
     check_page(output, [str(first), str(second)], "--output")
-    found = write_compared(output, records_of([first]), records_of([second]), (str(first), str(second)))
+    runs = [read_captions([one]).records for one in (first, second)]
+    found = write_compared(output, runs[0], runs[1], (str(first), str(second)))
     if not found.shared:
         raise UsageError(
             f"{first} and {second} have no clip in common", hint="`vidspec report` shows runs over several"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from vidspec.cli.options import ModelOptions, flatten_options
+from vidspec.cli.options import ModelOptions, SetOption, flatten_options
 from vidspec.cli.printed import print_json, print_note, print_rows
 
 if TYPE_CHECKING:
@@ -24,10 +24,7 @@ def profile(
             "--profiles", "--profile", "-p", help="Names or files, separated by commas; all: every lossless profile."
         ),
     ] = "vanilla-sd",
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override any key of every profile: --set video.frames=16."),
-    ] = None,
+    settings: SetOption = None,
     models: ModelOptions,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of every profile; the median run is shown.")] = 3,
     no_passes: Annotated[bool, typer.Option("--no-passes", help="Do not time single passes.")] = False,

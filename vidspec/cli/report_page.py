@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,9 +11,6 @@ from vidspec.cli.options import DebugOption, QuietOption
 from vidspec.cli.printed import print_note
 from vidspec.errors import UsageError
 from vidspec.events.tally import counted
-
-if TYPE_CHECKING:
-    from vidspec.runs.store.caption_set import HeldRecords
 
 
 def report(
@@ -42,11 +38,12 @@ def report(
     from vidspec.display.pages.page import check_page
     from vidspec.display.pages.report import read_trace, write_finished
     from vidspec.files import check_distinct
+    from vidspec.runs.store.places import read_captions
 
     check_page(output, [str(source) for source in sources], "--output")
     check_distinct([("--output", output)], [("--trace", trace)])
     traces = read_trace(trace) if trace is not None else {}
-    records = records_of(sources)
+    records = read_captions(sources).records
     if not records:
         raise UsageError("there are no records to report on", hint="name files written with --format json or jsonl")
     errors = write_finished(output, records, traces, ", ".join(str(source) for source in sources))
@@ -55,14 +52,3 @@ def report(
             print_note(f"note: {error}")
         print_note(f"{output}: {counted(len(records), 'record')}, {records.failed} failed")
     return 0
-
-
-def records_of(sources: Sequence[Path]) -> HeldRecords:
-    """Return all records, each captioning once, with the captions that hold now.
-
-    Raises:
-        UsageError: a named file is not one of records.
-    """
-    from vidspec.runs.store.places import read_captions
-
-    return read_captions(sources).records

@@ -241,6 +241,23 @@ def race(results: Mapping[str, Results]) -> str:
     return _filled(f"The median of {raced} runs, and the most: {', '.join(found)}.")
 
 
+def lone_target(results: Results) -> str:
+    """Return the candidates for the default of a lone target by ground and clips at once; "" of a single ground."""
+    rows = results["rows"]
+    places = list(dict.fromkeys((row["ground"], row["batch"]) for row in rows))
+    found = {(row["ground"], row["batch"], row["name"]): row for row in rows}
+    names = [name for name in dict.fromkeys(row["name"] for row in rows) if all((*at, name) in found for at in places)]
+    lines = []
+    for name in names if len({ground for ground, _ in places}) > 1 else ():
+        cells = []
+        for place in places:
+            row, plain = found[*place, name], found[*place, names[0]]
+            gain = f", {row['tokens_per_s'] / plain['tokens_per_s']:.2f}x" if row["tokens_per_s"] is not None else ""
+            cells.append(f"{row['tokens_per_target_pass']:.2f}{gain}")
+        lines.append((f"`{name}`", *cells))
+    return table(("profile", *(f"{ground}, {batch} at once" for ground, batch in places)), lines) if lines else ""
+
+
 INTRO = """\
 # Measured
 
@@ -258,6 +275,12 @@ SECTIONS = {
         "arithmetic on data sheets with assumed acceptance and constants measured on an H100 ([how](predicted.md)), "
         "from 2,000 to 25,000 visual tokens, folders at 2,000; no published model has run there. `--baseline` measures "
         "yours."
+    ),
+    "The default of a lone target": (
+        "Without a listed draft, a head and a GPU: tokens a target pass, and if the run was timed, tokens a second "
+        "over plain decoding's, on real language and on the drawn world ([how](measured/real-language.json)). The "
+        "default is `LONE_TARGET` of `vidspec/decoding/default_profile.py`, plain decoding. Another profile takes its "
+        "place if it gains time in all columns: passes of a copy cost time that tokens a pass do not show."
     ),
     "Other machines": (
         "Decoding, then end to end, of the Qwen2.5-VL pair. The faster plain decoding runs there, the less a draft "
@@ -285,6 +308,7 @@ def measured(data: Mapping[str, Results], machines: Sequence[Results] = ()) -> s
     tables = {
         "What you gain": gains(same_code(qwen), folder) if qwen and folder else "",
         "The default profile": race({**single, **many}),
+        "The default of a lone target": lone_target(data["real-language"]) if "real-language" in data else "",
         "Other machines": elsewhere(qwen) if machines and qwen else "",
     }
     parts = [INTRO]

@@ -132,6 +132,31 @@ def test_one_candidate_runs_no_race(data):
     assert "The default profile" not in pages.measured({"folder-embedded-qwen": data["folder-embedded-qwen"]})
 
 
+@pytest.mark.parametrize("timed", [True, False])
+def test_candidates_for_a_lone_target_are_shown_on_every_ground(data, timed):
+    """As speed-ups where the run was timed, else as tokens a pass alone; profiles of one ground alone are left out."""
+    per_pass = {"ar": 1.0, "suffix": 1.5, "std": 4.0}
+    rows = [
+        {
+            "ground": ground,
+            "batch": batch,
+            "name": name,
+            "tokens_per_target_pass": passes,
+            "tokens_per_s": 20.0 * batch + (5.0 if name == "suffix" else 0.0) if timed else None,
+        }
+        for ground in ("real", "built-in")
+        for batch in (1, 8)
+        for name, passes in per_pass.items()
+        if name != "std" or ground == "real"
+    ]
+    page = pages.measured(data | {"real-language": {"rows": rows}})
+    assert "| profile | real, 1 at once | real, 8 at once | built-in, 1 at once | built-in, 8 at once |" in page
+    cells = ["1.50, 1.25x", "1.50, 1.03x"] * 2 if timed else ["1.50"] * 4
+    assert f"| `suffix` | {' | '.join(cells)} |" in page and "| `std` |" not in page
+    alone = {"rows": [row for row in rows if row["ground"] == "real"]}
+    assert "## The default of a lone target" not in pages.measured(data | {"real-language": alone})
+
+
 def test_the_front_page_shows_one_run_and_what_is_missing(data):
     text = pages.readme(data["profiles-embedded-qwen"])
     assert "| `vanilla-sd-auto`: the default of other models: the draft sees everything | 2.00x | 200 |" in text

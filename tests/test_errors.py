@@ -7,7 +7,8 @@ import pytest
 import vidspec
 from vidspec.cli.keys import spell_flags
 from vidspec.config import profiles
-from vidspec.config.run_spec import RunSpec, spell_keyword
+from vidspec.config.keywords import spell_keyword
+from vidspec.config.run_spec import RunSpec
 from vidspec.errors import ProfileError, UsageError, option
 
 

@@ -16,7 +16,7 @@ from typing_extensions import Unpack
 
 from vidspec import garbage
 from vidspec.config import profiles
-from vidspec.config.run_spec import split_keywords
+from vidspec.config.keywords import split_keywords
 from vidspec.config.schema import Profile
 from vidspec.config.user_config import read_config
 from vidspec.decoding.captioner_models import CaptionerModels, build_setup, load_models

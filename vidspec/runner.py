@@ -7,7 +7,8 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from vidspec.config.run_spec import RunSpec, spell_keyword, split_keywords
+from vidspec.config.keywords import spell_keyword, split_keywords
+from vidspec.config.run_spec import RunSpec
 from vidspec.errors import UsageError, VidspecError
 from vidspec.events.record import Caption
 from vidspec.runs.planning import RunPlan, plan

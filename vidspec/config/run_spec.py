@@ -16,10 +16,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from vidspec.bounds import MANY
 from vidspec.config.prompts import style_schema
-from vidspec.config.sections import Flag, GenerateSection, ModelsSection, VideoSection
+from vidspec.config.sections import Flag
 from vidspec.config.values import parse_batch, parse_segment, parse_size, parse_time, require_text
-from vidspec.errors import UsageError, option, spell_argument
-from vidspec.registry import key, nearest
+from vidspec.errors import UsageError, option
+from vidspec.registry import key
 
 __all__ = [
     "EngineName",
@@ -27,8 +27,6 @@ __all__ = [
     "RunSpec",
     "Text",
     "flag_of",
-    "spell_keyword",
-    "split_keywords",
 ]
 
 EngineName: TypeAlias = Literal["local", "ray"]
@@ -363,20 +361,13 @@ class RunSpec(BaseModel):
         for name in ("output", "output_dir", "cut", "name"):
             if getattr(self, name) == "":
                 raise UsageError(f"{option(name)}: is empty")
-        for name, value in self:
-            if not _declared(name).names_files:
-                require_text(option(name), *(value if isinstance(value, tuple) else (value,)))
         self._check_prompts()
-        parse_batch(self.batch)
-        parse_segment(self.segment)
-        parse_size(self.max_fetch, option("max_fetch"))
-        _ = self.clip_range
         if self.existing == "skip" and self.overwrite:
             raise UsageError(f"{option('existing', 'skip')} and {option('overwrite')} exclude each other")
-        texts = (self.template, self.rewrite, *self.prompt, *self.turn)
+        prompts = (self.template, self.rewrite, *self.prompt, *self.turn)
         tars = any(path.lower().endswith(".tar") for path in self.paths)  # each clip's KEY.txt
         use = option("existing", "use")
-        if self.existing != "use" and not tars and any("{existing}" in text for text in texts if text):
+        if self.existing != "use" and not tars and any("{existing}" in text for text in prompts if text):
             raise UsageError(f"{{existing}} needs {use}", hint=f"{option('format', 'txt')} {use}")
         if self.existing == "use" and self.cut is not None:
             raise UsageError(f"{use} and {option('cut')} exclude each other")
@@ -387,6 +378,14 @@ class RunSpec(BaseModel):
                 if getattr(self, name) is not None:
                     hint = f"leave out {option('replicas')} and {option('engine')}"
                     raise UsageError(f"{option(name)} needs a single captioner", hint=hint)
+        texts = [name for name in type(self).model_fields if not _declared(name).names_files]
+        _ = self.clip_range
+        for name in texts:
+            value = getattr(self, name)
+            require_text(option(name), *(value if isinstance(value, tuple) else (value,)))
+        parse_batch(self.batch)
+        parse_segment(self.segment)
+        parse_size(self.max_fetch, option("max_fetch"))
 
     @property
     def second_texts(self) -> tuple[str, ...]:
@@ -430,51 +429,6 @@ _EXCLUSIVE = (
     ("overwrite", "retry_failed"),
     ("fail_fast", "max_failures"),
 )
-
-
-#: Key of the profile of each keyword that is one.
-KEYWORDS: dict[str, str] = {
-    name: f"{section}.{name}"
-    for section, model in (("models", ModelsSection), ("video", VideoSection), ("generate", GenerateSection))
-    for name, field in model.model_fields.items()
-    if any(isinstance(one, Flag) for one in field.metadata)
-}
-
-
-def split_keywords(options: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
-    """Return the fields of a run among keywords, and the keys of its profile by dotted name.
-
-    A key of a profile that is an option of the command line is a keyword of the same name, such as ``frames``.
-
-    Raises:
-        UsageError: a keyword is neither, a key is set twice, or the overrides are no mapping.
-    """
-    given = options.get("overrides") or {}
-    if not isinstance(given, Mapping):
-        raise UsageError("overrides: must be a dictionary with dotted keys", hint='{"prune.alpha": 0.8}')
-    overrides = dict(given)
-    fields: dict[str, object] = {}
-    for name, value in options.items():
-        if name in RunSpec.model_fields and name != "overrides":
-            fields[name] = value
-        elif name in KEYWORDS and KEYWORDS[name] in overrides:
-            raise UsageError(f"{name}: is set twice, {KEYWORDS[name]} in overrides too")
-        elif name in KEYWORDS:
-            overrides |= {} if value is None else {KEYWORDS[name]: value}
-        elif name != "overrides":
-            close = nearest(name, [*RunSpec.model_fields, *KEYWORDS])
-            raise UsageError(f"{name}: is not an option of a run", hint=f"did you mean {close}?" if close else None)
-    return fields, overrides
-
-
-def spell_keyword(name: str, value: object) -> str:
-    """Spell an option as a keyword of :func:`vidspec.run`: ``segment='30s'``, and ``frames=4`` for ``video.frames``."""
-    keyword = name.rpartition(".")[2]
-    if KEYWORDS.get(keyword) == name:
-        return spell_argument(keyword, value)
-    if "." in name and value is not None:
-        return f'overrides={{"{name}": {value!r}}}'
-    return spell_argument(name, value)
 
 
 def flag_of(name: str) -> str:

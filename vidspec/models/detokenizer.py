@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from vidspec.models.base import StockTokenizer
+from vidspec.models.base import StockTokenizer
 
 #: Tags around the reasoning of a thinking model. The opening one ends its prompt, or begins its text.
 OPENING_TAG, CLOSING_TAG = "<think>", "</think>"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -19,9 +19,7 @@ from torch.nn import functional as F
 from vidspec.engine.device import to_device
 from vidspec.errors import ModelError
 from vidspec.models.tiles import best_resolution, fit_inside
-
-if TYPE_CHECKING:
-    from vidspec.video import Clip
+from vidspec.video.base import Clip
 
 #: True if torch has the Lanczos filter (bytes on a CPU); transformers falls back to bicubic without it.
 _LANCZOS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 12)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from vidspec.engine.stock_types import StockTokenizer
 from vidspec.errors import ModelError
 from vidspec.files import decode_text
 from vidspec.models.weight_files import optional_file
-
-if TYPE_CHECKING:
-    from vidspec.engine.stock_types import StockTokenizer
 
 #: Keys of the processor itself that say which tokens stand around frames (Molmo 2).
 FRAME_MARKS = ("use_frame_special_tokens", "video_use_col_tokens")

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from vidspec.engine.requests import Encode, ModelLane, Steps
+from vidspec.events.trace import Trace
 from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput
+from vidspec.models.request import CaptionRequest
 from vidspec.models.video_language_model import VideoLanguageModel
-
-if TYPE_CHECKING:
-    from vidspec.events.trace import Trace
-    from vidspec.models.request import CaptionRequest
-    from vidspec.video.base import Clip
+from vidspec.video.base import Clip
 
 
 def preprocess_clip(models: Sequence[VideoLanguageModel], clip: Clip) -> list[Pixels]:

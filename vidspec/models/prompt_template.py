@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
 from vidspec.errors import GenerationError, ModelError
 from vidspec.escaping import VALUE, mark_value, without_marks
+from vidspec.models.base import StockTokenizer
 from vidspec.models.chat_template import render_template
 from vidspec.models.detokenizer import OPENING_TAG
-
-if TYPE_CHECKING:
-    from vidspec.models.base import StockTokenizer
-    from vidspec.models.request import DialogueTurn
+from vidspec.models.request import DialogueTurn
 
 
 class ControlTokens:

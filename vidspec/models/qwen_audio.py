@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 from vidspec.engine.requests import Encode, Steps
 from vidspec.models.base import EmbeddedPrompt, Pixels, VisionOutput
 from vidspec.models.families.qwen2_5_vl import Qwen25VL
-
-if TYPE_CHECKING:
-    from vidspec.video import Clip
+from vidspec.video.base import Clip
 
 
 class AudioVisualQwen(Qwen25VL):

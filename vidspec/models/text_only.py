@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 from vidspec.engine.requests import Steps
 from vidspec.errors import ModelError
 from vidspec.models.base import Pixels, StockModel, VisionOutput
 from vidspec.models.identity import TEXT
 from vidspec.models.video_language_model import VideoLanguageModel
-
-if TYPE_CHECKING:
-    from vidspec.video import Clip
+from vidspec.video.base import Clip
 
 #: Supported model types.
 TYPES = frozenset({"qwen2", "qwen3", "llama"})

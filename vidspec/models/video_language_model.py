@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeVar
+from typing import ClassVar, Literal, Self, TypeVar
 
 import torch
 
@@ -35,6 +35,7 @@ from vidspec.models.memory_estimate import ClipMemory, clip_memory
 from vidspec.models.model_sizes import sizes_of
 from vidspec.models.preprocess import ProcessorConfig
 from vidspec.models.prompt_template import PromptTemplate
+from vidspec.models.request import DialogueTurn
 from vidspec.models.vision import (
     EncodeFrames,
     frames_per_pass,
@@ -43,10 +44,7 @@ from vidspec.models.vision import (
     split_pixels,
     tower_budget,
 )
-
-if TYPE_CHECKING:
-    from vidspec.models.request import DialogueTurn
-    from vidspec.video import Clip
+from vidspec.video.base import Clip
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from typing import cast
 from weakref import WeakKeyDictionary
 
 from vidspec import video
@@ -17,9 +17,7 @@ from vidspec.models.base import Pixels, VisionOutput
 from vidspec.models.prompt import preprocess_clip
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.process import Channel, ChildEnded, can_fork, fork
-
-if TYPE_CHECKING:
-    from vidspec.video import Clip
+from vidspec.video.base import Clip
 
 #: Timeout of one clip in seconds, after which the process is killed.
 PATIENCE = 120.0

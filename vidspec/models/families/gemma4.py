@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -11,9 +11,7 @@ from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
 from vidspec.models.frame_rules import TokenGrid
 from vidspec.models.preprocess import MODES, PixelRules, ProcessorConfig, pool_features, resize_to_square, seconds_of
 from vidspec.models.video_language_model import VideoLanguageModel
-
-if TYPE_CHECKING:
-    from vidspec.video import Clip
+from vidspec.video.base import Clip
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{% set role = message['role'] %}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -12,9 +12,7 @@ from vidspec.models.families.qwen2_5_vl import Qwen25VL
 from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, ProcessorConfig, pool_features, seconds_of
 from vidspec.models.preprocess_qwen import GridRules, patches
 from vidspec.models.vision import calls_of
-
-if TYPE_CHECKING:
-    from vidspec.video import Clip
+from vidspec.video.base import Clip
 
 #: With thinking disabled, as the published templates write it.
 CHAT_TEMPLATE = (

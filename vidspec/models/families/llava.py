@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -13,9 +13,7 @@ from vidspec.models.frame_rules import FrameRule, SquareFrames
 from vidspec.models.preprocess import ImageRules, ProcessorConfig, pool_features, resize_and_crop, seconds_of
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.vision import calls_of
-
-if TYPE_CHECKING:
-    from vidspec.video import Clip
+from vidspec.video.base import Clip
 
 VICUNA = (
     "{% for message in messages %}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from vidspec.engine.requests import Steps
@@ -12,9 +10,7 @@ from vidspec.models.families.llava import VICUNA, Llava
 from vidspec.models.frame_rules import FrameRule, TiledFrames
 from vidspec.models.preprocess import ProcessorConfig, cut_tiles, seconds_of
 from vidspec.models.tiles import best_resolution, unpadded_cells
-
-if TYPE_CHECKING:
-    from vidspec.video import Clip
+from vidspec.video.base import Clip
 
 MISTRAL = (
     "{% for message in messages %}{% if message['role'] == 'system' %}"

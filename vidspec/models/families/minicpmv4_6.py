@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -15,9 +15,7 @@ from vidspec.models.preprocess import PixelRules, ProcessorConfig, channels_firs
 from vidspec.models.tiles import Size
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.vision import WINDOWS, calls_of
-
-if TYPE_CHECKING:
-    from vidspec.video import Clip
+from vidspec.video.base import Clip
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"

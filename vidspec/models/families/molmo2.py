@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch.nn import functional as F
@@ -16,9 +16,7 @@ from vidspec.models.frame_rules import FrameRule, SquareFrames
 from vidspec.models.preprocess import PixelRules, ProcessorConfig, channels_first, pool_features, seconds_of
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.vision import calls_of
-
-if TYPE_CHECKING:
-    from vidspec.video import Clip
+from vidspec.video.base import Clip
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% for content in message['content'] %}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -18,9 +18,7 @@ from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, ProcessorConfig, pool
 from vidspec.models.preprocess_qwen import GridRules, patches
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.vision import WINDOWS
-
-if TYPE_CHECKING:
-    from vidspec.video import Clip
+from vidspec.video.base import Clip
 
 TURNS = (
     "{{ '<|im_start|>' + message['role'] + '\n' }}{% for content in message['content'] %}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -12,9 +12,7 @@ from torch import nn
 from vidspec.models.base import Pixels, VisionOutput, families
 from vidspec.models.families.qwen2_5_vl import TURNS, Qwen25VL
 from vidspec.models.preprocess_qwen import GridRules, patches
-
-if TYPE_CHECKING:
-    from vidspec.video import Clip
+from vidspec.video.base import Clip
 
 CHAT_TEMPLATE = "{% for message in messages %}" + TURNS
 

@@ -106,13 +106,17 @@ def test_weights_are_told_apart_by_any_tensor_and_not_by_their_name(tmp_path):
 
 
 def test_the_command_says_what_it_takes_and_what_it_gained(caption_lines, user_cache, tmp_path, capsys):
-    out = tmp_path / "head"
-    assert main(["train", str(caption_lines), "--minutes", "0.02", "--out", str(out)]) == 0
+    out, page = tmp_path / "head", tmp_path / "page.html"
+    assert main(["train", str(caption_lines), "--minutes", "0.02", "--out", str(out), "--report", str(page)]) == 0
     told = capsys.readouterr()
     assert "48 captions, of 56 prompts to train on, 8 to measure with" in told.err
     assert "GiB of memory, and its states" in told.err
     assert "times as fast as plain decoding" in told.out and f"written to {out}" in told.out
     assert (out / "model.safetensors").exists()
+    shown = page.read_text()
+    assert (
+        "<polyline" in shown and shown.count("<h2>Caption</h2>") == 2 and 'class="t block' in shown + 'class="t block'
+    )
 
 
 def test_wrong_options_are_refused_before_anything_is_loaded(caption_lines, user_cache, tmp_path, capsys):

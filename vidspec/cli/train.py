@@ -53,6 +53,13 @@ def train(
         Path | None,
         typer.Option("--out", metavar="DIR", help="Also write the head to DIR, in the layout of speculators."),
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.html",
+            help="Write a page: tokens a round while it learned, two captions with each token's origin.",
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")] = False,
 ) -> int:
     """Train a draft head for your own target on captions that it wrote, and measure what it gains.
@@ -64,18 +71,28 @@ def train(
 
     Ctrl-C ends training with the best head so far; the same command continues. `vidspec models` lists heads.
     """
+    from vidspec.display.pages.page import check_page
+    from vidspec.training.steps import StepsProgress
     from vidspec.training.train import Trained
     from vidspec.training.train import train as run
+    from vidspec.training.verdict import write_report
 
     room = None if disk is None else parse_size(disk, "--disk")
     options = {"target": target, "begin": begin, "minutes": minutes, "blocks": blocks, "seed": seed, "disk": room}
+    if report is not None:
+        check_page(report, [str(place) for place in captions])
+    taus = list[tuple[int, float]]()
     with ExitStack() as stack:
         bars = _Bars(stack, quiet=quiet)
         for event in run(captions, out=out, **options):  # type: ignore[arg-type]
             bars.show(event)
+            if isinstance(event, StepsProgress) and event.validated and event.tau is not None:
+                taus.append((event.step, event.tau))
             if isinstance(event, Trained):
                 ended = event
     _print_end(ended)
+    if report is not None:
+        write_report(report, ended.verdict, ended.measured, taus)
     return 0
 
 

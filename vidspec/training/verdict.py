@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from vidspec.captioner import Captioner
+from vidspec.display.pages.clip import ShownClip
+from vidspec.display.pages.clip_sections import clip_sections
+from vidspec.display.pages.page import Page, section
 from vidspec.errors import GenerationError, VideoError
+from vidspec.events.events import Finished, Restarted, Round
 from vidspec.events.record import Caption
+from vidspec.files import write_whole
+from vidspec.models.request import CaptionRequest
 from vidspec.runs.ties import is_near_tie
 from vidspec.training.states import CaptionedClip
 
-__all__ = ["DRAFTING", "MeasuredClip", "Verdict", "measure"]
+__all__ = ["DRAFTING", "MeasuredClip", "Verdict", "measure", "write_report"]
+
+#: Captions that a page shows in full.
+SHOWN = 2
 
 #: Keys of a profile that drafts with a head that reads text rows only, over those of plain decoding.
 DRAFTING: Mapping[str, object] = {
@@ -29,11 +39,13 @@ class MeasuredClip:
     Attributes:
         drafted, plain: the captions.
         near_tie: True if they differ where two logits of the target are almost equal.
+        rounds: of the caption with the head.
     """
 
     drafted: Caption
     plain: Caption
     near_tie: bool = False
+    rounds: Sequence[Round] = ()
 
 
 @dataclass(frozen=True)
@@ -102,27 +114,65 @@ def measure(
     """
     captioner.client.warm_up()
     for number, clip in enumerate(clips):
-        found: dict[bool, Caption] = {}
+        found: dict[bool, tuple[Caption, list[Round]]] = {}
         asked = clip.request
         try:
             for plain in (False, True) if number % 2 else (True, False):
-                found[plain] = captioner.caption(
-                    asked.path,
-                    clip=asked.clip,
-                    start=asked.start,
-                    end=asked.end,
-                    prompt=asked.prompt,
-                    system=asked.system,
-                    plain=plain,
-                )
+                found[plain] = _captioned(captioner, asked, plain=plain)
         except (VideoError, GenerationError) as error:
             unreadable(clip, error)
             continue
-        tie = found[True].token_ids != found[False].token_ids
+        (drafted, rounds), (without, _) = found[False], found[True]
+        tie = without.token_ids != drafted.token_ids
         if tie:
             request = replace(captioner.client.inputs.read_request(asked), plain=False)
-            if not is_near_tie(captioner.client, request, found[False].token_ids, found[True].token_ids):
+            if not is_near_tie(captioner.client, request, drafted.token_ids, without.token_ids):
                 raise GenerationError(
                     f"{asked.path}: differs from plain decoding with the new head", stage="verify", kind="mismatch"
                 )
-        yield MeasuredClip(found[False], found[True], tie)
+        yield MeasuredClip(drafted, without, tie, rounds)
+
+
+def _captioned(captioner: Captioner, asked: CaptionRequest, *, plain: bool) -> tuple[Caption, list[Round]]:
+    """Return a caption and its rounds."""
+    events = captioner.stream(
+        asked.path,
+        clip=asked.clip,
+        start=asked.start,
+        end=asked.end,
+        prompt=asked.prompt,
+        system=asked.system,
+        plain=plain,
+    )
+    rounds = list[Round]()
+    for event in events:
+        if isinstance(event, Round):
+            rounds.append(event)
+        elif isinstance(event, Restarted):
+            rounds.clear()
+        elif isinstance(event, Finished):
+            return event.caption, rounds
+    raise GenerationError(f"{asked.path}: ended without a caption")
+
+
+def write_report(
+    file: Path, verdict: Verdict, measured: Sequence[MeasuredClip], taus: Sequence[tuple[int, float]]
+) -> None:
+    """Write a page: the verdict, tokens a round over the steps of the training, and two captions token by token.
+
+    Args:
+        file: replaced whole.
+        verdict: what the head gains.
+        measured: the clips.
+        taus: steps, and tokens a round then.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    best, last = max((tau for _, tau in taus), default=1.0), max((step for step, _ in taus), default=1)
+    points = [f"{600 * step / last:.0f},{200 - 190 * tau / best:.0f}" for step, tau in taus]
+    content = {"verdict": str(verdict), "curve": " ".join(points), "best": best, "last": last}
+    sections = [section("training", **content, reached=verdict.reached)]
+    for number, one in enumerate(measured[:SHOWN], 1):
+        sections.append(clip_sections(ShownClip(one.drafted.to_dict(), rounds=one.rounds, number=number)))
+    write_whole(file, Page("A head of one's own", sections).render())

@@ -15,7 +15,7 @@ from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.decoding import tickets
 from vidspec.decoding.target import Target
-from vidspec.draft_length.batch import START
+from vidspec.draft_length.costs import START
 from vidspec.drafting.base import FreeDrafter, drafters
 from vidspec.engine.sampling import Sampling
 from vidspec.errors import ArgumentError, GenerationError
@@ -292,8 +292,8 @@ def test_leaving_early_gives_everything_back(small_captioner, clips):
 def test_how_many_at_once_follows_from_what_passes_take(small_captioner, clips, monkeypatch):
     """Without a number: here twice as many always seem to give twice the tokens, so the most grows."""
     monkeypatch.setattr("vidspec.decoding.engine_thread.EVERY", 0.0)
-    monkeypatch.setattr("vidspec.draft_length.batch.PASSES", 2)
-    monkeypatch.setattr("vidspec.draft_length.batch.batch_rate", lambda costs, n: n)
+    monkeypatch.setattr("vidspec.draft_length.costs.PASSES", 2)
+    monkeypatch.setattr("vidspec.draft_length.costs.batch_rate", lambda costs, n: n)
     expected, _ = served(small_captioner, arrivals(clips), 1)
     ended, loads = served(small_captioner, arrivals(clips), None)
     most = [load.batch for load in loads]

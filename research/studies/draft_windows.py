@@ -1,9 +1,10 @@
-"""Measure adaptive draft windows: ``python -m research.studies.draft_windows [--part useless|fixed] [--pair PAIR]``.
+"""Measure adaptive draft windows: ``python -m research.studies.draft_windows [--part useless|fixed|trees]``.
 
 *useless*: plain decoding, plain decoding again (the control), the adaptive profiles with a draft whose weights have
 noise of 1.5 times their standard deviation, and a block head with such weights. Windows begin as in a new process.
 *fixed*: the adaptive window and fixed ones with the pair's own draft. One thread; contenders share the models, but for
-the block head's, and take turns on every clip.
+the block head's, and take turns on every clip. *trees*: chains and trees from one block of heads with some noise in
+their weights; only counts.
 
 Prints Markdown: seconds a token of a reference over those of each contender, on the same clip in the same turn, the
 median of turns for each clip. Wants a machine that does nothing else.
@@ -18,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
 from statistics import median
 
@@ -29,7 +31,8 @@ from vidspec.bench.tables import table
 from vidspec.bench.turns import rotate
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.draft_length.costs import PassCosts
+from vidspec.draft_length.blocks import BlockController
+from vidspec.draft_length.costs import Lane, PassCosts, TokenPrices
 from vidspec.draft_length.pace import WindowController
 from vidspec.embedded.samples import shipped
 from vidspec.events.record import Caption
@@ -38,6 +41,10 @@ from vidspec.models.loading import embedded_folder
 #: Noise of the useless draft, in standard deviations of each tensor.
 NOISE = 1.5
 ADAPTIVE, BLOCK = ("vanilla-sd-auto", "sd-adaptive-tree"), "sparrow"
+#: Noise of block heads, in the same measure.
+WORSE = (0.0, 0.8, 1.0, 1.2)
+#: Prices of a row, in tokens.
+ROWS = (0.02, 0.05)
 #: Fixed windows compared with the adaptive one.
 GAMMAS = (4, 6, 8, 12, 16, 20, 24)
 
@@ -153,15 +160,55 @@ def fixed(pair: str, clips: Sequence[Path], repeats: int) -> str:
     return table(heads, lines)
 
 
+class FixedPrices(TokenPrices):
+    """Prices that follow no measured time: ``row`` tokens for each drafted row, none for a block."""
+
+    def __init__(self, costs: PassCosts, row: float) -> None:
+        super().__init__(costs, fade=0.98)
+        self.row = row
+
+    def row_prices(self, rows: int) -> list[float]:
+        return [self.row * count for count in range(rows + 1)]
+
+    def of_pass(self, lane: Lane, rows: int) -> float:
+        return 0.0
+
+
+def trees(pair: str, clips: Sequence[Path], repeats: int) -> str:
+    """Return the table of chains and trees from one block, by the noise of the head and the price of a row."""
+    lines = []
+    for sigma, row in product(WORSE, ROWS):
+        counts: dict[str, tuple[float, float]] = {}
+        with tempfile.TemporaryDirectory() as folder:
+            add_noise(embedded_folder(pair, "block_head"), Path(folder) / "head", sigma)
+            for topology in ("chain", "adaptive"):
+                changes = {**settings(pair, Path(folder) / "head"), "draft.topology": topology}
+                with Captioner.from_profile(BLOCK, overrides=changes) as captioner:
+                    setup = captioner.client.setup
+                    setup.pace = pace = WindowController(setup.costs)
+                    pace.blocks = BlockController(FixedPrices(setup.costs, row))
+                    every = [captioner.caption(clip) for clip in clips for _ in range(repeats)]
+                passes = sum(one.counters["target_forwards"] for one in every)
+                tokens, drafted = (
+                    sum(len(one.token_ids) - 1 for one in every),
+                    sum(one.counters["drafted"] for one in every),
+                )
+                counts[topology] = tokens / passes, drafted / passes
+        (chain, first), (tree, second) = counts["chain"], counts["adaptive"]
+        lines.append((f"{sigma:g}", f"{row:g}", *(f"{one:.2f}" for one in (chain, first, tree, second))))
+    heads = ("noise", "price of a row", "chain: tokens per pass", "drafted", "tree: tokens per pass", "drafted")
+    return table(heads, lines)
+
+
 def main(args: list[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("clips", nargs="*", type=Path, help="the clips that come with the package if none are named")
-    parser.add_argument("--part", choices=("useless", "fixed"), action="append")
+    parser.add_argument("--part", choices=("useless", "fixed", "trees"), action="append")
     parser.add_argument("--pair", default="embedded")
     parser.add_argument("--repeats", type=int, default=5)
     asked = parser.parse_args(args)
-    tables = {"useless": useless, "fixed": fixed}
+    tables = {"useless": useless, "fixed": fixed, "trees": trees}
     for part in asked.part or tables:
         print(tables[part](asked.pair, asked.clips or shipped(), asked.repeats), end="\n\n", flush=True)
     return 0

@@ -200,7 +200,7 @@ def test_memory_that_captures_of_a_head_keep_is_known_before(monkeypatch):
 def test_a_round_of_sixteen_clips_launches_little_outside_replayed_passes(monkeypatch, kind, penalties):
     """Drafting and verification: what is left are tables, the clips' states and the read-backs."""
     each, launches, _ = launched(monkeypatch, kind, "eagle3", penalties)
-    assert launches.copies == {"vidspec.engine.host_table": 2 * ROUNDS}
+    assert launches.copies == {"vidspec.engine.graph_step": 2 * ROUNDS}
     assert each < 40, launches.found
 
 

@@ -3,8 +3,7 @@
 import pytest
 
 from tests.draft_length.lockstep import Machine, bandwidth, compute
-from vidspec.draft_length.batch import PASSES, SIZES, START, BatchSize, batch_rate
-from vidspec.draft_length.costs import PassCosts
+from vidspec.draft_length.costs import PASSES, SIZES, START, BatchSize, PassCosts, batch_rate
 
 
 def served(machine, gamma, rounds, chained=True, clips=None):

@@ -1,10 +1,11 @@
 """Windows of block drafts by the worth of their positions, and rests of drafts without gain."""
 
+import random
 from itertools import pairwise
 
 import pytest
 
-from vidspec.draft_length.blocks import FIRST, KNOWN, BlockController
+from vidspec.draft_length.blocks import FIRST, KNOWN, LEARNED, BlockController
 from vidspec.draft_length.costs import PassCosts, TokenPrices
 from vidspec.draft_length.window import REST
 
@@ -26,7 +27,7 @@ class Prices(TokenPrices):
 def controller(row, block, accepted=15):
     made = BlockController(Prices(row, block))
     for _ in FIRST:
-        made.add_block(16, [0.9] * 15, accepted)
+        made.add_block(16, 15, accepted)
     return made
 
 
@@ -45,11 +46,43 @@ def test_as_many_positions_are_verified_as_are_worth_their_rows(row, probabiliti
     assert made.window(probabilities) == window
 
 
+def scores(nodes):
+    found = []
+    for node in nodes:
+        found.append(node.probability * (found[node.parent] if node.parent >= 0 else 1.0))
+    return found
+
+
+@pytest.mark.parametrize("row", [0.0, 0.05, 0.3])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_tree_has_the_best_nodes_that_are_worth_their_rows(row, seed):
+    """Against all nodes of the whole tree: three positions of three candidates."""
+    rng = random.Random(seed)
+
+    def shares():
+        drawn = [rng.random() ** 3 for _ in range(3)]
+        return sorted(((at, one / sum(drawn)) for at, one in enumerate(drawn)), key=lambda pair: -pair[1])
+
+    table = [[shares() for _ in range(3)] for _ in range(3)]
+    made = controller(row, 0.0)
+    made.calibration, made._blocks = (lambda probability: probability), LEARNED
+    for _ in range(2):
+        made.prices.costs.add("target", 1, 22, 1.0)  # the widest pass: trees have at most half as many more
+    nodes = made.tree(lambda position, candidate: table[position][candidate], 3)
+    every, level = [], [(0, 1.0)]
+    for position in range(3):
+        level = [(at, above * share) for one, above in level for at, share in table[position][one if position else 0]]
+        every += [score for _, score in level]
+    assert scores(nodes) == pytest.approx([score for score in sorted(every, reverse=True)[:33] if score > row])
+    depths = [nodes[node.parent].position + 1 if node.parent >= 0 else 0 for node in nodes]
+    assert [node.position for node in nodes] == depths and all(node.parent < at for at, node in enumerate(nodes))
+
+
 def test_the_first_windows_measure_the_cost_of_rows():
     made, seen = BlockController(TokenPrices(PassCosts(), 0.98)), []
     for _ in FIRST:
         seen.append(made.window([0.9] * 15))
-        made.add_block(16, [0.9] * 15, 15)
+        made.add_block(16, 15, 15)
     assert seen == list(FIRST) and made.window([0.9] * 15) in FIRST  # nothing has been measured
     assert made.window([0.9] * 2) == 2
 
@@ -61,11 +94,11 @@ def test_drafts_that_cost_more_than_they_gain_rest_for_longer_and_longer():
         while made.rest():
             made.prices.rounds += 1
         rests.append(made.prices.rounds - begun)
-        made.add_block(16, [0.9] * 15, 0)
+        made.add_block(16, 15, 0)
     assert rests[0] >= REST and all(later >= earlier for earlier, later in pairwise(rests))
     while made.rest():
         made.prices.rounds += 1
-    made.add_block(16, [0.9] * 15, 12)  # one draft that gains ends the rest
+    made.add_block(16, 15, 12)  # one draft that gains ends the rest
     assert not made.rest()
 
 
@@ -80,7 +113,7 @@ def test_a_batch_rests_once_blocks_of_every_clip_have_been_seen():
     made = BlockController(Prices(0.1, 1.0))
     made.prices.clips = 8
     for _ in range(8 * KNOWN - 1):
-        made.add_block(16, [0.9] * 15, 0)
+        made.add_block(16, 15, 0)
         assert not made.rest()
-    made.add_block(16, [0.9] * 15, 0)
+    made.add_block(16, 15, 0)
     assert made.rest()

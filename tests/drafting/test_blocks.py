@@ -21,6 +21,7 @@ from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.config import profiles
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.schedules.sequential import sequential
+from vidspec.draft_length.blocks import BlockController, BlockNode
 from vidspec.drafting.base import Draft
 from vidspec.drafting.block import BlockDrafter
 from vidspec.engine.decoder import sliding_windows
@@ -188,9 +189,9 @@ def test_a_head_whose_positions_are_off_by_one_is_found(pairs, monkeypatch):
     """By the test above: texts stay those of plain decoding."""
     make = BlockDrafter.__init__
 
-    def makes(self, engine, span, *rest):
+    def makes(self, engine, span, *rest, **more):
         span.offset += 1
-        make(self, engine, span, *rest)
+        make(self, engine, span, *rest, **more)
 
     monkeypatch.setattr(BlockDrafter, "__init__", makes)
     with pytest.raises(AssertionError, match="=="):
@@ -209,6 +210,64 @@ def test_texts_are_those_of_plain_decoding(pairs, family):
     assert pair.captioner(**drawn).client.profile.token_for_token
     expected = pair.texts(pair.captioner("ar", **{**drawn, "draft.gamma": 5}), 1)
     assert expected != plain and pair.texts(pair.captioner(**drawn), 4) == expected
+
+
+@pytest.mark.parametrize("kind", full_but(["selector"], ["both ways", "causal", "selector"]))
+def test_texts_of_trees_from_one_block_are_those_of_plain_decoding(pairs, monkeypatch, kind):
+    """Greedy and drawn; under penalties chains are drafted."""
+    pair, drafted = pairs(QWEN25, kind), []
+    read = BlockDrafter.read
+
+    def reads(drafter, tokens, passed):
+        drafted.append(drafter._draft)
+        read(drafter, tokens, passed)
+
+    monkeypatch.setattr(BlockDrafter, "read", reads)
+    grown = {"draft.gamma": "auto", "draft.topology": "adaptive"}
+    for settings in ({}, {"generate.temperature": 0.7, "generate.seed": 5}, {"generate.repetition_penalty": 1.3}):
+        plain = pair.texts(pair.captioner("ar", **settings), 1)
+        drafted.clear()
+        for batch in (1, 4, 16):
+            captioner = pair.captioner(**settings, **grown)
+            assert captioner.client.profile.token_for_token
+            assert pair.texts(captioner, batch) == plain
+        assert any(not draft.is_chain for draft in drafted) != ("generate.repetition_penalty" in settings)
+
+
+def test_a_tree_from_one_block_is_accepted_where_its_chain_is_not(pairs, monkeypatch):
+    """The second-likeliest token of the first position is the target's: the chain would have been rejected at once."""
+    pair = pairs(QWEN25, "both ways")
+    plain, seen = list(pair.captioner("ar").caption("", clip=clip(0)).token_ids), [0]
+    read = BlockDrafter.read
+
+    def trees(self, successors, positions):
+        return [BlockNode(-1, 0, *successors(0, 0)[one]) for one in (1, 0)]
+
+    def runs(self):
+        passed = yield from run(self)
+        first = self.engine.model.first
+        _, shares = passed.top[first]
+        passed.top = [
+            *passed.top[:first],
+            ([plain[seen[0] + 1], plain[seen[0]] + 1], shares[:2]),
+            *passed.top[first + 1 :],
+        ]
+        return passed
+
+    def reads(self, tokens, passed):
+        if self._draft.tokens:
+            assert passed.path == (1,) and len(self._draft.tokens) == 2
+        seen[0] += len(tokens)
+        read(self, tokens, passed)
+
+    run = BlockDrafter._run
+    monkeypatch.setattr(BlockDrafter, "_run", runs)
+    monkeypatch.setattr(BlockDrafter, "read", reads)
+    monkeypatch.setattr(BlockController, "tree", trees)
+    monkeypatch.setattr(BlockController, "rest", lambda self: False)
+    caption = pair.captioner(**{"draft.gamma": "auto", "draft.topology": "adaptive"}).caption("", clip=clip(0))
+    assert list(caption.token_ids) == plain and set(caption.counters["accepted_lengths"]) <= {0, 1}
+    assert caption.counters["accepted"] > 3
 
 
 @pytest.mark.sample(full=2)
@@ -412,7 +471,7 @@ def test_the_cache_holds_rows_of_the_text_alone_without_visual_tokens(pairs, mon
             "models.draft: is needed, since this profile drafts with a head of its own; nearest valid choice: name the",
         ),
         ({"schedule.kind": "parallel"}, "dflash needs more of the target than token ids"),
-        ({"draft.topology": "tree"}, "a dflash drafts a chain"),
+        ({"draft.topology": "tree", "draft.gamma": 5}, "the tree of a block grows by the probabilities"),
         ({"draft.options.visual": "none", "prune.method": "uniform", "prune.alpha": 0.5}, "dflash chooses itself"),
     ],
 )

@@ -28,7 +28,7 @@ from vidspec import garbage
 from vidspec.decoding.admission import MemoryClaim, has_room, memory_claims, reserve_memory
 from vidspec.decoding.loop import Loop, LoopClient, PassRecord
 from vidspec.decoding.tickets import Caller, Ticket
-from vidspec.draft_length.batch import SIZES
+from vidspec.draft_length.costs import SIZES
 from vidspec.engine.device import end_idle_threads, synchroniser
 from vidspec.engine.requests import PrefillPrompt
 from vidspec.errors import ClosedError, DeviceError, GenerationError, VidspecError

@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from vidspec.decoding.loop import PassRecord
-from vidspec.draft_length.batch import BatchSize
+from vidspec.draft_length.costs import BatchSize
 from vidspec.errors import ArgumentError, VidspecError
 from vidspec.events.events import Event, Finished, LoopLoad
 

@@ -1,17 +1,22 @@
-"""Windows of block drafts: one pass drafts all positions, and the host chooses how many of them are verified. Pure.
+"""Windows of block drafts: one pass drafts all positions, and the host chooses which tokens are verified. Pure.
 
-A position's score is the probability that it and all before it are accepted: the product of the draft's probabilities,
-each calibrated by the recent acceptance of tokens of about that probability. As many positions are proposed as are
-worth their rows in the target's pass, in tokens at the recent rate. While the pass itself is not worth its time the
-drafts rest, and are tried again at growing intervals.
+A token's score is the probability that it and all before it are accepted: the product of the draft's probabilities,
+each calibrated by the recent acceptance of tokens of about that probability. Best first, as many are proposed as are
+worth their rows in the target's pass, in tokens at the recent rate: in a chain the first ones, in a tree also other
+candidates of their positions (DDTree). While the pass itself is not worth its time the drafts rest, and are tried again
+at growing intervals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from itertools import pairwise
+from typing import NamedTuple, TypeAlias
 
 from vidspec.draft_length.costs import TokenPrices
-from vidspec.draft_length.trees import DraftCalibration
+from vidspec.draft_length.trees import MOST, WIDER, DraftCalibration
 from vidspec.draft_length.window import TrialInterval
 
 __all__ = ["BlockController"]
@@ -19,8 +24,22 @@ __all__ = ["BlockController"]
 #: First windows, which measure the cost of rows; share of the tokens that drafts tried in vain may cost; weight of an
 #: earlier round for a rest, and of an earlier block for what drafts are worth in general.
 FIRST, TRIAL_SHARE, RECENT, LONG = (15, 7, 3, 11), 0.01, 0.8, 0.98
-#: Blocks of each clip after which a gain is known.
-KNOWN = 3
+#: Blocks of each clip after which a gain is known; blocks after which trees may have more nodes than positions, since
+#: probabilities are calibrated by then.
+KNOWN, LEARNED = 3, 16
+
+
+class BlockNode(NamedTuple):
+    """A node of a tree over a block: a candidate of a position after its parent, -1 for the last emitted token."""
+
+    parent: int
+    position: int
+    candidate: int
+    probability: float
+
+
+#: The candidates of a position after one of the position before, and their probabilities; the best first.
+Successors: TypeAlias = Callable[[int, int], Sequence[tuple[int, float]]]
 
 
 class BlockController:
@@ -58,35 +77,68 @@ class BlockController:
         Args:
             probabilities: the draft's, of its token at each position.
         """
-        most = len(probabilities)
-        prices = self.prices.row_prices(most)
-        if self._blocks < len(FIRST) or not prices:
-            return min(most, FIRST[self._blocks % len(FIRST)])
-        gain = best = 0.0
-        score, chosen = 1.0, 0
-        for count, probability in enumerate(probabilities, 1):
-            score *= self.calibration(probability)
-            gain += score
-            if gain - prices[count] > best:
-                best, chosen = gain - prices[count], count
-        return chosen
+        count = len(probabilities)
+        return len(self._best_nodes(lambda position, _: [(0, probabilities[position])], count, count))
 
-    def add_block(self, rows: int, probabilities: Sequence[float], accepted: int) -> None:
+    def tree(self, successors: Successors, positions: int) -> list[BlockNode]:
+        """Return the nodes to verify of the tree of all candidates: the best, each after its parent (DDTree).
+
+        Args:
+            successors: the likeliest candidates.
+            positions: depth of the tree.
+        """
+        most = positions
+        if self._blocks >= LEARNED:
+            widest = self.prices.costs["target"].widest(self.prices.clips)
+            most = min(MOST - 1, max(positions, math.ceil(WIDER * widest)))
+        return self._best_nodes(successors, positions, most)
+
+    def _best_nodes(self, successors: Successors, positions: int, most: int) -> list[BlockNode]:
+        prices = self.prices.row_prices(most)
+        measures = self._blocks < len(FIRST) or not prices
+        if measures:
+            most = min(most, FIRST[self._blocks % len(FIRST)])
+        least = 0.0 if measures else min(more - less for less, more in pairwise(prices[: most + 1]))
+        nodes, scores, chosen = list[BlockNode](), list[float](), 0
+        gain = best = 0.0
+        open_ = list[tuple[float, int, int, BlockNode]]()
+
+        def add(parent: int, rank: int) -> None:
+            position, candidate, above = 0, 0, 1.0
+            if parent >= 0:
+                position, candidate, above = nodes[parent].position + 1, nodes[parent].candidate, scores[parent]
+            if position < positions and rank < len(following := successors(position, candidate)):
+                candidate, probability = following[rank]
+                score = above * self.calibration(probability)
+                heappush(open_, (-score, parent, rank, BlockNode(parent, position, candidate, probability)))
+
+        add(-1, 0)
+        while open_ and len(nodes) < most:
+            score, parent, rank, node = heappop(open_)
+            if -score <= least and not measures:
+                break
+            nodes.append(node)
+            scores.append(-score)
+            gain -= score
+            if measures or gain - prices[len(nodes)] > best:
+                best, chosen = 0.0 if measures else gain - prices[len(nodes)], len(nodes)
+            add(parent, rank + 1)
+            add(len(nodes) - 1, 0)
+        return nodes[:chosen]
+
+    def add_block(self, rows: int, drafted: int, accepted: int) -> None:
         """Add a verified window.
 
         Args:
             rows: of the draft's pass.
-            probabilities: of the window's tokens.
-            accepted: of these.
+            drafted, accepted: number of tokens in the window, and of those accepted.
         """
-        for at, probability in enumerate(probabilities[: accepted + 1]):
-            self.calibration.update(probability, at < accepted)
         self._blocks += 1
-        prices = self.prices.row_prices(len(probabilities))
+        prices = self.prices.row_prices(drafted)
         if not prices:
             return
         self._priced += 1
-        spent = prices[len(probabilities)] + self.prices.of_pass("draft", rows)
+        spent = prices[drafted] + self.prices.of_pass("draft", rows)
         gain = accepted - spent
         self._gain = RECENT ** (1 / self.prices.clips) * self._gain + gain
         self._won = LONG * self._won + gain

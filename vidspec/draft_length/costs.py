@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-__all__ = ["PassCosts", "TokenPrices", "pass_times"]
+__all__ = ["SIZES", "BatchSize", "PassCosts", "TokenPrices", "pass_times"]
 
 #: ``tree``: passes of the draft that grow a tree: the host reads the result before the next one.
 Lane: TypeAlias = Literal["target", "draft", "tree"]
@@ -364,3 +364,38 @@ class TokenPrices:
         if lane not in self._curves:
             self._curves[lane] = times.by_rows(self.clips)
         return self._curves[lane]
+
+
+#: Batch sizes to choose from, and the initial one.
+SIZES, START = (4, 8, 16, 32), 8
+#: Least gain in tokens per second for twice as many clips: they take memory, and each of them ends later.
+GAIN = 1.03
+#: The size is chosen again after this many target passes at nearly full batch size.
+PASSES = 32
+
+
+def batch_rate(costs: PassCosts, clips: int) -> float:
+    """Return a value proportional to the tokens per second of ``clips``; needs a pass of the target."""
+    return clips / costs.round_seconds(clips)
+
+
+class BatchSize:
+    """The number of clips to decode at once, memory aside; doubles at most once per choice.
+
+    It is the smallest batch for which twice as many clips gain less than ``GAIN``.
+
+    Attributes:
+        most: clips at once.
+    """
+
+    def __init__(self) -> None:
+        self.most = START
+        self._full = 0
+
+    def add_pass(self, clips: int, costs: PassCosts) -> None:
+        """Count a target pass of ``clips``, which ``costs`` has."""
+        self._full += 4 * clips >= 3 * self.most
+        if self._full == PASSES:
+            self._full = 0
+            enough = (n for n in SIZES[:-1] if batch_rate(costs, 2 * n) < GAIN * batch_rate(costs, n))
+            self.most = min(next(enough, SIZES[-1]), 2 * self.most)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from vidspec.draft_length.trees import WIDEST
 from vidspec.drafting.base import NO_DRAFT, Draft, Drafter
 from vidspec.engine.forward import Engine
 from vidspec.engine.graph_step import MOST
@@ -58,6 +59,23 @@ class _Pairs(NamedTuple):
             tokens.append(int(ids[place]))
         return tokens, probabilities
 
+    def likely(self, most: int) -> tuple[list[list[int]], list[list[list[tuple[int, float]]]]]:
+        """Return the candidates of each position, and after each of the position before the likeliest of them.
+
+        These are at most ``most`` places of candidates with their probabilities, the likeliest first.
+        """
+        likely, next_of = self.scores.softmax(-1).topk(min(most, self.scores.shape[-1]))
+        every = torch.cat([next_of.to(likely), likely], -1).flatten(1)
+        count, width = likely.shape[-1], self.ids.shape[1]
+        ids, following = list[list[int]](), list[list[list[tuple[int, float]]]]()
+        for row in torch.cat([self.ids.to(likely), every], 1).tolist():  # waits for the device once
+            ids.append([int(token) for token in row[:width]])
+            after = [row[at : at + 2 * count] for at in range(width, len(row), 2 * count)]
+            following.append(
+                [[(int(at), share) for at, share in zip(one[:count], one[count:], strict=True)] for one in after]
+            )
+        return ids, following
+
     def drawn(
         self, sampling: Sampling, uniforms: Sequence[float], logits: torch.Tensor
     ) -> tuple[list[int], torch.Tensor]:
@@ -92,13 +110,23 @@ class BlockDrafter(Drafter):
         span: the context of the prompt.
         sampling: how tokens are chosen; sampled windows carry the distribution of each position.
         rng: CPU generator.
+        tree: True to propose trees of all positions' candidates where windows follow measured times. Chains are
+            proposed under penalties and grammars, and by heads with a Markov head.
     """
 
     paces = True
     origin = "block"
 
-    def __init__(self, engine: Engine[BlockHead], span: KVSpan, sampling: Sampling, rng: torch.Generator) -> None:
-        self.engine, self.span, self.sampling = engine, span, sampling
+    def __init__(
+        self,
+        engine: Engine[BlockHead],
+        span: KVSpan,
+        sampling: Sampling,
+        rng: torch.Generator,
+        *,
+        tree: bool = False,
+    ) -> None:
+        self.engine, self.span, self.sampling, self._tree = engine, span, sampling, tree
         self.spans, self.tapped = (span,), engine.model.blocks
         self._uniforms = UniformNumbers(rng)
         self._last = -1
@@ -127,12 +155,15 @@ class BlockDrafter(Drafter):
         # Rows that see later ones were trained with whole blocks, and convolutions count rows from a block's first.
         self._rows = head.size if head.whole else gamma + head.first
         passed = yield from self._run()
-        tokens, probs = self._choose(passed, gamma)
-        if self._blocks is not None:
-            count = self._blocks.window(self._probabilities)
-            tokens, self._probabilities = tokens[:count], self._probabilities[:count]
-            self.declined += not tokens
-        self._draft = Draft.chain(tokens, probs)
+        if self._grows():
+            self._draft = self._grow(passed, gamma)
+        else:
+            tokens, probs = self._choose(passed, gamma)
+            if self._blocks is not None:
+                count = self._blocks.window(self._probabilities)
+                tokens, self._probabilities = tokens[:count], self._probabilities[:count]
+            self._draft = Draft.chain(tokens, probs)
+        self.declined += not self._draft.tokens
         return self._draft
 
     def cost(self, gamma: int, prices: TokenPrices) -> float:
@@ -147,12 +178,31 @@ class BlockDrafter(Drafter):
         if not chosen_here and not self.sampling.greedy:
             drafted = self._rows - head.first
             draw = DrawRule(self.sampling, tuple(self._uniforms.ahead(drafted)), keeps_probs=True)
-        top = int(self._blocks is not None and not head.candidates)
+        top = 0 if self._blocks is None or head.candidates else WIDEST if self._grows() else 1
         rows = Rows(self.span, [self._last, *[head.mask] * masked], draw=draw, top=top, context=context)
         (passed,) = yield Forward(self.engine, [rows], "draft")
         self.span.rollback(entries)
         self.forwards += 1
         return passed  # type: ignore[no-any-return]
+
+    def _grows(self) -> bool:
+        """Return True if windows are trees: what a token follows must not change more than a selector's scores."""
+        return self._tree and self._blocks is not None and self.history is None and not self.engine.model.markov
+
+    def _grow(self, passed: PassResult, gamma: int) -> Draft:
+        """Return the tree of the first ``gamma`` drafted positions that is worth its rows."""
+        assert self._blocks is not None
+        head = self.engine.model
+        drafted = slice(head.first, head.first + gamma)
+        if head.candidates:
+            ids, following = _Pairs.of(head, self._last, passed.logits[drafted], passed.hidden[drafted]).likely(WIDEST)
+        else:
+            ids = [[*tokens] for tokens, _ in passed.top[drafted]]
+            following = [[list(enumerate(shares))] * WIDEST for _, shares in passed.top[drafted]]
+        nodes = self._blocks.tree(lambda position, candidate: following[position][candidate], gamma)
+        self._probabilities = [node.probability for node in nodes]
+        tokens = tuple(ids[node.position][node.candidate] for node in nodes)
+        return Draft(tokens, tuple(node.parent for node in nodes))
 
     def _take_context(self) -> ContextRows:
         context, self._unread = ContextRows(self._unread), []
@@ -243,5 +293,8 @@ class BlockDrafter(Drafter):
         if self._window is not None:
             self._window.update(drafted, accepted, len(passed.path) - accepted)
         if self._blocks is not None and drafted:
-            self._blocks.add_block(self._rows, self._probabilities, accepted)
+            for node, right in zip((-1, *passed.path), tokens, strict=True):
+                for child in self._draft.children(node):
+                    self._blocks.calibration.update(self._probabilities[child], self._draft.tokens[child] == right)
+            self._blocks.add_block(self._rows, drafted, accepted)
         self._last, self._draft = tokens[-1], NO_DRAFT

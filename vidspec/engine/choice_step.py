@@ -21,9 +21,8 @@ from vidspec.engine.choices import (
     numbers_of,
     row_fields,
 )
-from vidspec.engine.graph_step import MOST, GraphStep
+from vidspec.engine.graph_step import MOST, GraphStep, HostTable
 from vidspec.engine.history import RowChanges, TextHistory
-from vidspec.engine.host_table import HostTable
 from vidspec.engine.penalties import IN_TEXT, Penalties, PenaltyHistory, mark_texts, new_marks, set_marks
 from vidspec.engine.rows import ChainRule, PassResult, Rows
 from vidspec.engine.sampling import Sampling, SamplingCuts

@@ -10,9 +10,8 @@ import torch
 
 from vidspec.engine.choice_step import ChoiceStep, chain_kind
 from vidspec.engine.device import read_back
-from vidspec.engine.graph_step import GraphStep, chained_columns
+from vidspec.engine.graph_step import GraphStep, HostTable, chained_columns
 from vidspec.engine.graphs import PlannedPass, ReplayedPasses, padded_rows
-from vidspec.engine.host_table import HostTable
 
 if TYPE_CHECKING:
     from vidspec.engine.requests import StaticTree

@@ -17,9 +17,8 @@ from vidspec.engine.block_kernels import CAPABILITY, triton_absence, triton_prob
 from vidspec.engine.choice_step import ChoiceStep, window_kind
 from vidspec.engine.choices import ChoiceKind, read_back_tokens
 from vidspec.engine.device import replay_refusal
-from vidspec.engine.graph_step import MOST, GraphStep, ReplayedAttention, TableRows, table_columns
+from vidspec.engine.graph_step import MOST, GraphStep, HostTable, ReplayedAttention, TableRows, table_columns
 from vidspec.engine.head_states import state_places
-from vidspec.engine.host_table import HostTable
 from vidspec.engine.rows import PassResult, Rows
 from vidspec.engine.slab import KVSpan
 from vidspec.errors import DeviceError

@@ -7,13 +7,17 @@ video (Sparrow, arXiv 2602.15318): its cache does not grow with the video.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
 
 from vidspec.drafting.base import Drafter, DrafterKind, drafters
 from vidspec.drafting.head import HeadAxes, row_positions
+from vidspec.errors import option
+from vidspec.registry import OptionConflict
 
 if TYPE_CHECKING:
+    from vidspec.config.schema import Profile
     from vidspec.drafting.context import DraftContext
     from vidspec.engine.forward import Engine
     from vidspec.engine.requests import Steps
@@ -31,9 +35,15 @@ class BlockDraft(DrafterKind):
 
     model = "head"
     head = "dflash"
+    trees = True
 
     def __init__(self, visual: Literal["all", "none"] = "all", axes: HeadAxes = "auto") -> None:
         self.sees, self.axes = "kept" if visual == "all" else "nothing", axes
+
+    def check(self, profile: Profile) -> Iterable[OptionConflict]:
+        if profile.draft.kind == "dflash" and profile.draft.topology == "tree":
+            reason = "the tree of a block grows by the probabilities of its positions"
+            yield OptionConflict("draft.topology", reason, option("draft.topology", "adaptive"))
 
     def open(self, clip: DraftContext) -> Steps[Drafter]:
         import torch
@@ -55,4 +65,5 @@ class BlockDraft(DrafterKind):
             span = engine.open(len(rows) + clip.room + head.size, following - len(rows))
             context = ContextRows([states], positions.expand(head.decoder.axes, -1))
             yield Encode(partial(engine.read_context, span, context), "draft")
-        return BlockDrafter(engine, span, clip.sampling, clip.rng)
+        tree = clip.profile.draft.topology == "adaptive"
+        return BlockDrafter(engine, span, clip.sampling, clip.rng, tree=tree)

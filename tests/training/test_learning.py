@@ -11,6 +11,7 @@ from tests.training.learned import captioned, captioner, training
 from vidspec.errors import DeviceError
 from vidspec.models import dflash
 from vidspec.models.placement import resolve_placement
+from vidspec.signals import Terminated
 from vidspec.training.states import hold_out
 from vidspec.training.steps import TrainingLimits, Validation
 
@@ -121,6 +122,22 @@ def test_ctrl_c_ends_with_the_best_head_so_far(small, tmp_path, monkeypatch):
     assert events[-1].stopped and events[-1].step == 4 and events[-1].tau == events[-1].best >= 1
     assert (run.head_folder / "model.safetensors").exists() and (tmp_path / "training.pt").exists()
     assert dflash.load_block_head(str(run.head_folder), small[0], PLACE).most == 16
+
+
+def test_a_signal_that_ends_the_process_keeps_what_another_continues_from(small, tmp_path, monkeypatch):
+    run = training(*small, tmp_path, 20)
+    step, count = run.step, iter(range(100))
+
+    def ended(rate):
+        if next(count) == 3:
+            raise Terminated
+        return step(rate)
+
+    monkeypatch.setattr(run, "step", ended)
+    with pytest.raises(Terminated):
+        [*run.run()]
+    continued = training(*small, tmp_path, 20)
+    assert continued.load() and continued.state.step == 3
 
 
 def test_memory_that_does_not_suffice_is_one_line_with_the_option_that_helps(small, tmp_path, monkeypatch):

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from vidspec.engine.device import memory_for
 from vidspec.errors import OutputError
+from vidspec.signals import Terminated
 from vidspec.training.head import BlockScores, TrainedBlocks, tokens_after
 from vidspec.training.states import TextStates
 
@@ -174,7 +175,7 @@ class HeadTraining:
     def run(self) -> Iterator[StepsProgress]:
         """Train until the limits, or until accepted tokens no longer rise; yields after each step.
 
-        Ctrl-C ends it with the best head so far.
+        Ctrl-C ends it with the best head so far; a signal that ends the process keeps what another one continues from.
 
         Raises:
             DeviceError: out of memory.
@@ -194,6 +195,9 @@ class HeadTraining:
                         self.save()
                         saved = time.monotonic()
                     yield self._progress(tau, validated=validated)
+            except Terminated:
+                self.save()
+                raise
             except KeyboardInterrupt:
                 stopped = True
             if not self.state.taus or self.state.taus[-1][0] < self.state.step:

@@ -307,11 +307,11 @@ def shards(folder, faked):
 
 
 def test_the_job_array(shards, monkeypatch):
-    """The script as it stands on the page, each task by bash with the variables that SLURM sets; then all again."""
+    """The script as it stands on the page, each task by bash with the variables that SLURM sets; then one again."""
     (script,) = re.findall(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", PAGES["shards"], re.DOTALL)
     Path("captions.sbatch").write_text(script)
     outputs = []
-    for task in [1, 2, 3, 1, 2, 3]:
+    for task in [1, 2, 3, 1]:
         monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(task))
         monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "3")
         monkeypatch.setenv("SLURM_ARRAY_TASK_MIN", "1")

@@ -125,7 +125,10 @@ class RunStore:
         """Return the files that hold the caption of a clip or segment, of this run or beside it, with their formats."""
         files = {path: form for one in self.renderers for path, form in one.caption_files(job).items()}
         if self._beside is not None and job.segment is None and (beside := self._journal_beside(job)) is not None:
-            files |= {self._beside.names.path(job): "txt"} | beside.index.marks.caption_files(clip_id(job))
+            own = self._beside.names.path(job)
+            marked = beside.index.marks.caption_files(clip_id(job))
+            marked.pop(Path(os.path.realpath(own.parent), own.name), None)
+            files |= {own: "txt"} | marked
         return files
 
     def own_text(self, job: Job) -> str | None:

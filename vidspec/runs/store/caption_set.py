@@ -243,8 +243,10 @@ class CaptionSet:
     def _files_of(self, clip: str, segment: int | None, path: str) -> dict[Path, str]:
         """Return the caption files of a clip or its segment, texts first; unnamed ones where folders are most alike."""
         found = dict(self._files.get(clip, {})) if segment is None else {}
+        real = {Path(os.path.realpath(path.parent), path.name) for path in found}
         for one in self.journals:
-            found |= one.index.marks.caption_files(clip, segment)
+            marked = one.index.marks.caption_files(clip, segment)
+            found |= {path: form for path, form in marked.items() if path not in real}
         if found:
             return dict(sorted(found.items(), key=lambda one: holds_caption(one[1]) != "text"))
         stem = Path(path).stem if segment is None else f"{Path(path).stem}-{segment + 1:03d}"

@@ -33,6 +33,7 @@ class KnownJournals:
     def __init__(self) -> None:
         self._read: dict[Path, tuple[tuple[int, ...], Journal]] = {}
         self._near: dict[Path, list[Journal]] = {}  # by folder
+        self._real: dict[Path, Path] = {}  # folders without links
         self._own: dict[Path, Journal] = {}
 
     def add(self, journal: Journal) -> None:
@@ -44,6 +45,7 @@ class KnownJournals:
     def refresh(self) -> None:
         """Forget which journals there are, as other processes may have made some and written others."""
         self._near.clear()
+        self._real.clear()
 
     def read(self, path: Path) -> Journal | None:
         """Return a journal as it is now; None if it cannot be read, or is a link or a device, which no run made."""
@@ -65,7 +67,7 @@ class KnownJournals:
 
     def around(self, file: Path) -> list[Journal]:
         """Return the journals that may name a file, the nearest last."""
-        folder = Path(os.path.realpath(file.parent))
+        folder = self._real.get(file.parent) or self._real.setdefault(file.parent, Path(os.path.realpath(file.parent)))
         if folder not in self._near:
             paths = [path for one in (*reversed(folder.parents), folder) for path in folder_journals(one)]
             self._near[folder] = [found for path in paths if (found := self._as_it_is(path)) is not None]

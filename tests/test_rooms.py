@@ -94,7 +94,7 @@ LINES = {
     "_version": 4,
     "acceptance": 381,
     "aio": 109,
-    "baselines": 528,
+    "baselines": 535,
     "bench": 1080,
     "bounds": 17,
     "captioner": 136,

@@ -138,11 +138,11 @@ def trained(
             taus, seconds = [event.best or 0.0], event.seconds
         if isinstance(event, Trained):
             ended = event
-    verdict = ended.verdict
+    evaluation = ended.evaluation
     equal = sum(one.drafted.token_ids == one.plain.token_ids for one in ended.measured)
-    decode, whole = (None, None) if counters else (verdict.decode, verdict.end_to_end)
+    decode, whole = (None, None) if counters else (evaluation.decode, evaluation.end_to_end)
     count = sum(1 for _ in captions.open(encoding="utf-8"))
-    return OwnHeadRow(study, count, seconds / 60, taus[0], verdict.tau, decode, whole, equal, verdict.clips)
+    return OwnHeadRow(study, count, seconds / 60, taus[0], evaluation.tau, decode, whole, equal, evaluation.clips)
 
 
 def rows(args: argparse.Namespace) -> Iterator[OwnHeadRow]:

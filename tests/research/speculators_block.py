@@ -1,8 +1,9 @@
 """Run by an interpreter that has ``speculators``, without vidspec: load heads and compute one block of each.
 
-Reads a folder for each head, with ``given.safetensors``: ``states`` of the rows before the block, ``embedding`` and
-``judge`` of the target, ``tokens`` of the block, the last emitted one and those that are drafted. Writes
-``made.safetensors``: logits, with a Markov head's bias, and a confidence head's logits.
+Reads a folder for each head, with ``given.safetensors``: ``states`` of the rows before the block, ``tokens`` of the
+block, the last emitted one and those that are drafted, and, where the head names no verifier to load them from,
+``embedding`` and ``judge`` of the target. Writes ``made.safetensors``: logits, with a Markov head's bias, and a
+confidence head's logits.
 """
 
 import sys
@@ -22,10 +23,12 @@ def compute(folder: Path) -> None:
         "a tensor of the file is not the model's"
     )
     given, size, drafted = load_file(folder / "given.safetensors"), config.block_size, model.draft_vocab_size
-    model.embed_tokens.weight.data = given["embedding"]
-    model.verifier_lm_head.weight.data, model.verifier_norm.weight.data = given["judge"][:drafted], own["norm.weight"]
-    if "lm_head.weight" not in saved:
-        model.lm_head.weight.data = given["judge"]
+    if config.speculators_config.verifier.name_or_path is None:
+        model.embed_tokens.weight.data = given["embedding"]
+        model.verifier_lm_head.weight.data = given["judge"][:drafted]
+        model.verifier_norm.weight.data = own["norm.weight"]
+        if "lm_head.weight" not in saved:
+            model.lm_head.weight.data = given["judge"]
     before = len(given["states"])
     rows = before + size + 1  # an anchor has a block behind it
     ids = torch.zeros(1, rows, dtype=torch.long)

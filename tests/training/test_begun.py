@@ -49,7 +49,7 @@ def test_a_head_of_any_layout_learns_and_stays_in_its_layout(small, tmp_path, la
     keys = [clip.key for clip in clips]
     file = states_of(target, head, clips, tmp_path / "states")
     run = HeadTraining(head, file, keys, keys, tmp_path, limits=TrainingLimits(steps=60))
-    before = run.validate().tau
+    before = run.validate()
     assert [*run.run()][-1].tau > before
     begun, learned = json.loads((folder / "config.json").read_text()), run.head_folder
     assert json.loads((learned / "config.json").read_text()) == begun | {"dtype": "float32"}

@@ -13,7 +13,7 @@ from vidspec.models import dflash
 from vidspec.models.placement import resolve_placement
 from vidspec.signals import Terminated
 from vidspec.training.states import hold_out
-from vidspec.training.steps import TrainingLimits, Validation
+from vidspec.training.steps import TrainingLimits
 
 PLACE = resolve_placement("cpu", "float32")
 #: Families, and steps in which a head learns four of their captions.
@@ -164,7 +164,7 @@ def test_training_ends_once_accepted_tokens_rise_no_longer(small, tmp_path, monk
         return 0.0
 
     monkeypatch.setattr(run, "step", step)
-    monkeypatch.setattr(run, "validate", lambda: Validation(min(3.0, run.state.step / 66), ()))
+    monkeypatch.setattr(run, "validate", lambda: min(3.0, run.state.step / 66))
     last = [*run.run()][-1]
     assert run.state.falls is not None and run.state.falls >= 400
     assert last.step == round(run.state.falls / 0.75) == len(rates)

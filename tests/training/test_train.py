@@ -12,23 +12,23 @@ from vidspec.errors import UsageError
 from vidspec.models import own_heads
 from vidspec.runs.store.places import read_captions
 from vidspec.training.captions import learnable_captions
-from vidspec.training.train import ClipCaptioned, Planned, StatesProgress, Trained, train
+from vidspec.training.train import ClipCaptioned, StatesProgress, Trained, TrainingPlan, train
 
 
 def test_captions_become_a_head(caption_lines, user_cache, tmp_path):
     """Events in their order; nothing stays of the states, and the head is a folder of the layout that others read."""
     events = [*train(caption_lines, steps=60, out=tmp_path / "head")]
     kinds = list(dict.fromkeys(type(event).__name__ for event in events))
-    assert kinds == ["Planned", "StatesProgress", "StepsProgress", "MeasuredClip", "Trained"]
+    assert kinds == ["TrainingPlan", "StatesProgress", "StepsProgress", "MeasuredClip", "Trained"]
     planned, ended = events[0], events[-1]
-    assert isinstance(planned, Planned) and isinstance(ended, Trained)
+    assert isinstance(planned, TrainingPlan) and isinstance(ended, Trained)
     assert (planned.clips, planned.held_out, planned.prompts) == (48, 8, 56) and not planned.continues
     assert [event.done for event in events if isinstance(event, StatesProgress)][-1] == 56
-    assert ended.verdict.clips == 8 and all(one.drafted.token_ids == one.plain.token_ids for one in ended.measured)
+    assert ended.evaluation.clips == 8 and all(one.drafted.token_ids == one.plain.token_ids for one in ended.measured)
     assert [*(user_cache / "training").iterdir()] == []
     config = json.loads((tmp_path / "head" / "config.json").read_text())
     assert config["speculators_model_type"] == "dspark" and config["block_size"] == 16
-    assert (ended.kept is not None) == (ended.verdict.decode >= own_heads.LEAST_GAIN)
+    assert (ended.kept is not None) == (ended.evaluation.decode >= own_heads.LEAST_GAIN)
 
 
 def test_fewer_captions_than_a_head_learns_from_are_refused(caption_lines, user_cache, tmp_path):
@@ -61,7 +61,7 @@ def test_clips_are_captioned_first_and_a_stopped_command_goes_on(user_cache, tmp
     events.close()
     again = [*train(clips, target=target, steps=20)]
     assert not any(isinstance(event, ClipCaptioned) for event in again)
-    planned = next(event for event in again if isinstance(event, Planned))
+    planned = next(event for event in again if isinstance(event, TrainingPlan))
     assert planned.continues and planned.clips + planned.held_out == 52
     assert next(event.done for event in again if isinstance(event, StatesProgress)) > 20
     assert isinstance(again[-1], Trained) and [*(user_cache / "training").iterdir()] == []

@@ -14,7 +14,7 @@ from vidspec.config.values import parse_size
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from vidspec.training.train import Planned, Trained, TrainingEvent
+    from vidspec.training.train import Trained, TrainingEvent, TrainingPlan
 
 
 def train(
@@ -72,10 +72,10 @@ def train(
     Ctrl-C ends training with the best head so far; the same command continues. `vidspec models` lists heads.
     """
     from vidspec.display.pages.page import check_page
+    from vidspec.training.evaluation import write_report
     from vidspec.training.steps import StepsProgress
     from vidspec.training.train import Trained
     from vidspec.training.train import train as run
-    from vidspec.training.verdict import write_report
 
     room = None if disk is None else parse_size(disk, "--disk")
     options = {"target": target, "begin": begin, "minutes": minutes, "blocks": blocks, "seed": seed, "disk": room}
@@ -92,7 +92,7 @@ def train(
                 ended = event
     _print_end(ended)
     if report is not None:
-        write_report(report, ended.verdict, ended.measured, taus)
+        write_report(report, ended.evaluation, ended.measured, taus)
     return 0
 
 
@@ -111,13 +111,13 @@ class _Bars:
 
     def show(self, event: TrainingEvent) -> None:
         """Show an event."""
+        from vidspec.training.evaluation import MeasuredClip
         from vidspec.training.steps import StepsProgress
-        from vidspec.training.train import ClipCaptioned, Planned, StatesProgress
-        from vidspec.training.verdict import MeasuredClip
+        from vidspec.training.train import ClipCaptioned, StatesProgress, TrainingPlan
 
         if self.quiet:
             return
-        if isinstance(event, Planned):
+        if isinstance(event, TrainingPlan):
             for line in planned_lines(event):
                 print_note(line)
         elif isinstance(event, ClipCaptioned):
@@ -152,7 +152,7 @@ class _Bars:
         self._progress.update(self._progress.task_ids[-1], description=text, completed=done, total=total)
 
 
-def planned_lines(planned: Planned) -> list[str]:
+def planned_lines(planned: TrainingPlan) -> list[str]:
     """Return the lines about what is going to be done."""
     lines = [f"{count} captions {reason} are left out" for reason, count in planned.left_out.items()]
     prompts = "" if planned.prompts == 1 else f", of {planned.prompts} prompts"
@@ -167,9 +167,9 @@ def planned_lines(planned: Planned) -> list[str]:
 
 
 def _print_end(ended: Trained) -> None:
-    reached = " ".join(f"{share:.0%}" for share in ended.verdict.reached)
+    reached = " ".join(f"{share:.0%}" for share in ended.evaluation.reached)
     print(f"accepted at position 1, 2, ...: {reached or 'none'}")
-    print(f"the head {ended.verdict}")
+    print(f"the head {ended.evaluation}")
     if ended.kept is not None:
         print(f"`vidspec caption --target {ended.kept.target}` uses it from now on ({ended.kept.name})")
     else:

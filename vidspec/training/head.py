@@ -8,6 +8,7 @@ none after them: a draft of a few tokens is a pass of a few rows.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -56,7 +57,6 @@ class SharedWeights:
     """Weights of a target that its head uses and that stay as they are: embedding and output head.
 
     Attributes:
-        name: of the target.
         embedding: (ids, hidden), unscaled.
         output: (words, hidden), with the padding of the vocabulary.
         vocabulary: number of ids that the target can emit.
@@ -64,7 +64,6 @@ class SharedWeights:
         cap: bound of the target's logits; None for none.
     """
 
-    name: str
     embedding: torch.Tensor
     output: torch.Tensor
     vocabulary: int
@@ -83,7 +82,7 @@ class SharedWeights:
         language = target.language
         cap = getattr(language.config, "final_logit_softcapping", None)
         scale = float(getattr(language.embed_tokens, "scalar_embed_scale", 1.0))
-        return cls(target.name, copied, output, target.vocabulary, scale, None if cap is None else float(cap))
+        return cls(copied, output, target.vocabulary, scale, None if cap is None else float(cap))
 
     def logits(self, hidden: torch.Tensor, *, capped: bool) -> torch.Tensor:
         """Return logits (n, words) of normed states (n, hidden), with or without the target's cap."""
@@ -180,20 +179,17 @@ class TrainedBlocks(nn.Module):
         made = {"fc.weight": OTHERS * random(hidden, len(taps) * hidden)}
         entering = taps.index(target.layers - blocks)
         made["fc.weight"][:, entering * hidden : (entering + 1) * hidden] += torch.eye(hidden)
-        sizes = {"q_proj": heads * width, "k_proj": kv_heads * width, "v_proj": kv_heads * width, "o_proj": hidden}
-        sizes |= {"gate_proj": inner, "up_proj": inner, "down_proj": hidden}
+        rows = (heads * width, kv_heads * width, kv_heads * width, hidden, inner, inner, hidden)
+        columns = (hidden, hidden, hidden, heads * width, hidden, hidden, inner)
+        shapes: dict[str, tuple[int, ...]] = dict(zip(sum(_LINEARS, ()), zip(rows, columns, strict=True), strict=True))
+        shapes |= dict.fromkeys(_BLOCK_NORMS, (hidden,)) | dict.fromkeys(_HEAD_NORMS, (width,))
         for index in range(blocks):
             known = _block_weights(target, target.layers - blocks + index)
-            for name in (name for part in _LINEARS for name in part):
-                last = name.rpartition(".")[2]
-                columns = {"o_proj": heads * width, "down_proj": inner}.get(last, hidden)
-                begun, shape = known.get(name), (sizes[last], columns)
-                fits = begun is not None and begun.shape == shape
-                made[f"layers.{index}.{name}.weight"] = known[name].cpu() if fits else random(*shape)
-            for name, size in (*((one, hidden) for one in _BLOCK_NORMS), *((one, width) for one in _HEAD_NORMS)):
+            for name, shape in shapes.items():
                 begun = known.get(name)
-                fits = begun is not None and len(begun) == size
-                made[f"layers.{index}.{name}.weight"] = known[name].cpu() if fits else torch.ones(size)
+                if begun is None or begun.shape != shape:
+                    begun = torch.ones(shape) if len(shape) == 1 else random(*shape)
+                made[f"layers.{index}.{name}.weight"] = begun.cpu()
         norm = _norm_weight(target.language, "norm")
         made["norm.weight"] = torch.ones(hidden) if norm is None else norm.cpu()
         made["hidden_norm.weight"] = made["layers.0.input_layernorm.weight"].clone()
@@ -253,7 +249,7 @@ class TrainedBlocks(nn.Module):
         ids[..., 0] = given[..., 0]
         scale = self.settings.embedding_scale * (self.shared.scale if self.settings.scaled else 1.0)
         out = F.embedding(ids.flatten(), self.shared.embedding).to(self.dtype) * scale
-        attention = _BlockAttention(decoder, vectors, before, lengths, most, rows)
+        attention = _TrainingAttention(decoder, vectors, before, lengths, most, rows)
         for index in range(decoder.depth):
             out = decoder.block(index, out, rotation, attention)
         drafted = rows - self.first
@@ -296,7 +292,7 @@ class TrainedBlocks(nn.Module):
         part.rmdir()
 
 
-class _BlockAttention:
+class _TrainingAttention:
     """Attention of many blocks behind places of several texts: to the context before each, and inside the block.
 
     Args:
@@ -384,7 +380,7 @@ def new_config(target: VideoLanguageModel, words: int, blocks: int) -> dict[str,
             "algorithm": "dspark",
             "default_proposal_method": "greedy",
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": BLOCK}],
-            "verifier": {"name_or_path": target.name, "architectures": [type(target.model).__name__]},
+            "verifier": {"name_or_path": _absolute(target.name), "architectures": [type(target.model).__name__]},
         },
         "transformer_layer_config": {
             "model_type": "qwen3",
@@ -415,6 +411,11 @@ def new_config(target: VideoLanguageModel, words: int, blocks: int) -> dict[str,
         "enable_confidence_head": True,
         "confidence_head_with_markov": True,
     }
+
+
+def _absolute(name: str) -> str:
+    """Return a folder's name so that it is found from every working directory; a hub id as it is."""
+    return os.path.abspath(name) if os.path.isdir(name) else name
 
 
 def _mask_token(target: VideoLanguageModel, words: int) -> int:
@@ -448,7 +449,7 @@ def _block_weights(target: VideoLanguageModel, index: int) -> dict[str, torch.Te
             parts = weight.split(rows if len(names) == 3 else len(weight) // len(names))
             found |= {name: part.float() for name, part in zip(names, parts, strict=True)}
     else:
-        for name in (name for part in _LINEARS for name in part):
+        for name in sum(_LINEARS, ()):
             if (weight_of := _dense(_submodule(layer, name), like)) is not None:
                 found[name] = weight_of.float()
     norms = ((name, _norm_weight(layer, name)) for name in (*_BLOCK_NORMS, *_HEAD_NORMS))

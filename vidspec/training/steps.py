@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional as F
@@ -92,16 +92,9 @@ class TextSource(Protocol):
     def read(self, key: str) -> TextStates: ...
 
 
-class Validation(NamedTuple):
-    """Accepted tokens of each round over held-out captions, and the share of rounds that accept each position."""
-
-    tau: float
-    reached: tuple[float, ...]
-
-
 @dataclass
 class TrainingState:
-    """What a training continues from beside weights and optimiser.
+    """Progress of a training that is saved beside weights and optimiser.
 
     Attributes:
         step: steps so far.
@@ -245,15 +238,15 @@ class HeadTraining:
 
     def _validate(self) -> float:
         """Measure the average of the weights, keep it if it is the best, and see whether it still rises."""
-        state, best, found = self.state, self.state.best, self.validate()
-        state.taus.append((state.step, found.tau))
-        if best is None or found.tau > best:
+        state, best, tau = self.state, self.state.best, self.validate()
+        state.taus.append((state.step, tau))
+        if best is None or tau > best:
             self._written(lambda: self.head.save(self.head_folder, self.average, self.head.shared.embedding.dtype))
         if state.falls is None and self.limits.steps is None and state.step >= FEWEST:
             early = max((tau for step, tau in state.taus if step <= (1 - LAST) * state.step), default=0.0)
             if (state.best or 0.0) < RISE * early:
                 state.falls = state.step
-        return found.tau
+        return tau
 
     def step(self, rate: float) -> float:
         """Make one step at a part of the highest learning rate; return the loss."""
@@ -318,8 +311,8 @@ class HeadTraining:
         return 1 - torch.minimum(scores.softmax(-1), wanted[back]).sum(-1)
 
     @torch.no_grad()
-    def validate(self) -> Validation:
-        """Return what drafts of the averaged weights accept in the held-out captions, round by round."""
+    def validate(self) -> float:
+        """Return the tokens a round of drafts by the averaged weights over the held-out captions."""
         texts = [self.file.read(key).to(self.device) for key in self.held_out]
         at, runs = [0] * len(texts), list[int]()
         with self.head.computing_with(self.average):
@@ -334,11 +327,7 @@ class HeadTraining:
                 for place, length in zip(unread, lengths, strict=True):
                     at[place] += length + 1
                 runs += lengths
-        most = max(runs, default=0)
-        return Validation(
-            1 + sum(runs) / max(1, len(runs)),
-            tuple(sum(run >= place for run in runs) / len(runs) for place in range(1, most + 1)),
-        )
+        return 1 + sum(runs) / max(1, len(runs))
 
     def save(self) -> None:
         """Write what :meth:`load` continues from; whole, or not at all."""

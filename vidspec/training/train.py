@@ -21,7 +21,6 @@ import torch
 from vidspec import memory
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
-from vidspec.config.schema import Profile
 from vidspec.decoding.auto import target_placement
 from vidspec.errors import OutputError, UsageError, option
 from vidspec.files import FileLock
@@ -33,21 +32,21 @@ from vidspec.runner import run
 from vidspec.runs.sources.base import EXTENSIONS
 from vidspec.runs.store.places import read_captions
 from vidspec.training.captions import FEWEST, LearnableCaptions, learnable_captions
+from vidspec.training.evaluation import DRAFTING, HeadEvaluation, MeasuredClip, measure
 from vidspec.training.head import BLOCK, SharedWeights, TrainedBlocks
 from vidspec.training.states import CaptionedClip, StatesFile, hold_out, write_states
 from vidspec.training.steps import BLOCKS, CLIPS, GPU_CLIPS, HeadTraining, StepsProgress, TrainingLimits
-from vidspec.training.verdict import DRAFTING, MeasuredClip, Verdict, measure
 from vidspec.user_cache import cache_file
 
-__all__ = ["ClipCaptioned", "Planned", "StatesProgress", "Trained", "TrainingEvent", "train"]
+__all__ = ["ClipCaptioned", "StatesProgress", "Trained", "TrainingEvent", "TrainingPlan", "train"]
 
 #: Room that is left on the disk.
 SPARE = 1 << 30
 
 
 @dataclass(frozen=True)
-class Planned:
-    """What is going to be done.
+class TrainingPlan:
+    """Size and cost of a training, before it begins.
 
     Attributes:
         target: its name.
@@ -94,19 +93,19 @@ class Trained:
     """The end.
 
     Attributes:
-        verdict: what the head gains.
+        evaluation: of the head.
         measured: the clips it was measured on.
         kept: the head as it is listed, if it is used from now on; None if it gains too little.
         out: the folder that was asked for.
     """
 
-    verdict: Verdict
+    evaluation: HeadEvaluation
     measured: Sequence[MeasuredClip]
     kept: OwnHead | None
     out: Path | None
 
 
-TrainingEvent: TypeAlias = ClipCaptioned | Planned | StatesProgress | StepsProgress | MeasuredClip | Trained
+TrainingEvent: TypeAlias = ClipCaptioned | TrainingPlan | StatesProgress | StepsProgress | MeasuredClip | Trained
 
 
 def train(
@@ -273,7 +272,7 @@ class _Training:
         file: StatesFile,
         trained: Sequence[CaptionedClip],
         held_out: Sequence[CaptionedClip],
-    ) -> Planned:
+    ) -> TrainingPlan:
         found, both = self.found, [*trained, *held_out]
         left_out = dict(found.left_out)
         if len(both) < len(found.clips):
@@ -284,7 +283,7 @@ class _Training:
         weights = head.shared
         shared = weights.embedding.nbytes + (0 if weights.output is weights.embedding else weights.output.nbytes)
         needed = training_bytes(parameters, shared, weights.vocabulary, gpu=weights.embedding.device.type != "cpu")
-        return Planned(
+        return TrainingPlan(
             self.name,
             len(trained),
             len(held_out),
@@ -317,7 +316,7 @@ class _Training:
         best = self.folder / "head"
         target = self._load()
         head = load_block_head(str(best), target, target_placement(self.found.profile))
-        profile = drafting_profile(self.found.profile, str(best))
+        profile = profiles.override(self.found.profile, {**drafting_keys(str(best), "dflash"), **DRAFTING})
         measured: list[MeasuredClip] = []
         with Captioner(profile, target, None, head=head) as captioner:
             for one in measure(captioner, held_out, lambda clip, error: self.unreadable.append((clip, error))):
@@ -325,7 +324,7 @@ class _Training:
                 yield one
         if not measured:
             raise UsageError("none of the clips that are left for measuring can be read any more")
-        verdict = Verdict.of(measured)
+        evaluation = HeadEvaluation.of(measured)
         facts = OwnHead(
             head_name(self.name, self.digest),
             self.name,
@@ -333,9 +332,9 @@ class _Training:
             "dflash",
             today(),
             trained,
-            verdict.tau,
-            verdict.decode,
-            verdict.end_to_end,
+            evaluation.tau,
+            evaluation.decode,
+            evaluation.end_to_end,
         )
         kept = add_head(best, facts) if facts.gains and self.digest != "unknown" else None
         if self.out is not None:
@@ -343,12 +342,7 @@ class _Training:
                 shutil.copytree(best, self.out, dirs_exist_ok=True)
             except OSError as error:
                 raise OutputError(f"{self.out}: cannot be written: {error.strerror}") from None
-        yield Trained(verdict, measured, kept, self.out)
-
-
-def drafting_profile(plain: Profile, head: str) -> Profile:
-    """Return the profile of a target that drafts with a block head, from that of its plain decoding."""
-    return profiles.override(plain, {**drafting_keys(head, "dflash"), **DRAFTING})
+        yield Trained(evaluation, measured, kept, self.out)
 
 
 def training_bytes(numbers: int, shared: int, vocabulary: int, *, gpu: bool) -> int:

@@ -50,7 +50,7 @@ def test_a_head_learns_texts_by_heart_and_is_written_in_eight_bits(recorded, tmp
     keys = texts.trained
     run = HeadTraining(head, texts, keys, keys, tmp_path / "training", limits=TrainingLimits(steps=120))
     run.head_folder.mkdir(parents=True)
-    before = run.validate().tau
+    before = run.validate()
     assert [*run.run()][-1].tau > before + 1
     save_small(run.head_folder, tmp_path / "small")
     assert "quantization_config" in json.loads((tmp_path / "small" / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""What a head gains: the decoding loop with it and without, in turns, on clips that it was not trained on."""
+"""Evaluation of a trained head: the decoding loop with it and without, in turns, on clips it was not trained on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vidspec.models.request import CaptionRequest
 from vidspec.runs.ties import is_near_tie
 from vidspec.training.states import CaptionedClip
 
-__all__ = ["DRAFTING", "MeasuredClip", "Verdict", "measure", "write_report"]
+__all__ = ["DRAFTING", "HeadEvaluation", "MeasuredClip", "measure", "write_report"]
 
 #: Captions that a page shows in full.
 SHOWN = 2
@@ -49,8 +49,8 @@ class MeasuredClip:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What a head gains over plain decoding.
+class HeadEvaluation:
+    """Speedup and acceptance of a head, measured against plain decoding.
 
     Attributes:
         clips: number of clips that it was not trained on.
@@ -68,8 +68,8 @@ class Verdict:
     near_ties: int = 0
 
     @classmethod
-    def of(cls, measured: Sequence[MeasuredClip]) -> Verdict:
-        """Return the verdict over measured clips, at least one."""
+    def of(cls, measured: Sequence[MeasuredClip]) -> HeadEvaluation:
+        """Return the evaluation over one or more measured clips."""
         lengths, tokens, passes = list[int](), 0, 0
         for one in measured:
             counters = one.drafted.counters
@@ -156,13 +156,13 @@ def _captioned(captioner: Captioner, asked: CaptionRequest, *, plain: bool) -> t
 
 
 def write_report(
-    file: Path, verdict: Verdict, measured: Sequence[MeasuredClip], taus: Sequence[tuple[int, float]]
+    file: Path, evaluation: HeadEvaluation, measured: Sequence[MeasuredClip], taus: Sequence[tuple[int, float]]
 ) -> None:
-    """Write a page: the verdict, tokens a round over the steps of the training, and two captions token by token.
+    """Write a page: the evaluation, tokens a round over the steps of the training, and two captions token by token.
 
     Args:
         file: replaced whole.
-        verdict: what the head gains.
+        evaluation: of the head.
         measured: the clips.
         taus: steps, and tokens a round then.
 
@@ -171,8 +171,8 @@ def write_report(
     """
     best, last = max((tau for _, tau in taus), default=1.0), max((step for step, _ in taus), default=1)
     points = [f"{600 * step / last:.0f},{200 - 190 * tau / best:.0f}" for step, tau in taus]
-    content = {"verdict": str(verdict), "curve": " ".join(points), "best": best, "last": last}
-    sections = [section("training", **content, reached=verdict.reached)]
+    content = {"evaluation": str(evaluation), "curve": " ".join(points), "best": best, "last": last}
+    sections = [section("training", **content, reached=evaluation.reached)]
     for number, one in enumerate(measured[:SHOWN], 1):
         sections.append(clip_sections(ShownClip(one.drafted.to_dict(), rounds=one.rounds, number=number)))
     write_whole(file, Page("A head of one's own", sections).render())

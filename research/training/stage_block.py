@@ -26,7 +26,8 @@ from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.models import dflash, loading
 from vidspec.models.placement import resolve_placement
-from vidspec.training.head import BLOCK, SharedWeights, TrainedBlocks
+from vidspec.training.head import SharedWeights, TrainedBlocks
+from vidspec.training.new_head import BLOCK
 from vidspec.training.states import TextStates
 from vidspec.training.steps import HeadTraining, TrainingLimits
 

@@ -13,7 +13,8 @@ from tests.checkpoints import dflash as heads
 from tests.checkpoints.qwen import QWEN25, QwenKind, tokenizer
 from vidspec.models.loading import load_model
 from vidspec.models.placement import resolve_placement
-from vidspec.training.head import BLOCK, SharedWeights, TrainedBlocks
+from vidspec.training.head import SharedWeights, TrainedBlocks
+from vidspec.training.new_head import BLOCK
 from vidspec.training.states import TextStates
 
 #: Of ``make .venv/peers/speculators/installed``.

@@ -28,6 +28,9 @@ def test_captions_become_a_head(caption_lines, user_cache, tmp_path):
     assert [*(user_cache / "training").iterdir()] == []
     config = json.loads((tmp_path / "head" / "config.json").read_text())
     assert config["speculators_model_type"] == "dspark" and config["block_size"] == 16
+    stated, layers = config["speculators_config"], config["transformer_layer_config"]
+    assert stated["verifier"]["name_or_path"] == str(checkpoint("readable")) and layers["use_sliding_window"]
+    assert stated["proposal_methods"] == [{"proposal_type": "greedy", "speculative_tokens": 16}]
     assert (ended.kept is not None) == (ended.evaluation.decode >= own_heads.LEAST_GAIN)
 
 

@@ -33,7 +33,8 @@ from vidspec.runs.sources.base import EXTENSIONS
 from vidspec.runs.store.places import read_captions
 from vidspec.training.captions import FEWEST, LearnableCaptions, learnable_captions
 from vidspec.training.evaluation import DRAFTING, HeadEvaluation, MeasuredClip, measure
-from vidspec.training.head import BLOCK, SharedWeights, TrainedBlocks
+from vidspec.training.head import SharedWeights, TrainedBlocks
+from vidspec.training.new_head import BLOCK
 from vidspec.training.states import CaptionedClip, StatesFile, hold_out, write_states
 from vidspec.training.steps import BLOCKS, CLIPS, GPU_CLIPS, HeadTraining, StepsProgress, TrainingLimits
 from vidspec.user_cache import cache_file

@@ -69,7 +69,7 @@ def test_a_small_draft_is_the_default_profile(on):
 
 def test_the_models_that_the_readme_names_by_memory_have_a_draft_by_default(on):
     page = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    named = re.findall(r"--target (\S+) +# (\d+) GB$", page, re.MULTILINE)
+    named = re.findall(r"--target (\S+) +# [\w ]+, (\d+) GB: ", page, re.MULTILINE)
     assert [int(memory) for _, memory in named] == [16, 24, 80]
     for target, memory in named:
         alike = [card for card in cards().values() if card.memory == int(memory) * 10**9]

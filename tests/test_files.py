@@ -146,6 +146,7 @@ def test_a_lock_file_that_is_removed_lets_no_two_in(tmp_path):
 OPENS_ITSELF = {
     ("files.py", "open_own"): "the function itself",
     ("runs/writers.py", "write"): "a device or a pipe that the user named",
+    ("training/head.py", "save"): "a folder of the user's cache",
 }
 
 

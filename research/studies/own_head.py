@@ -133,6 +133,7 @@ def trained(
     """Train a head on captions, and return its row."""
     taus, seconds = [0.0], 0.0
     out = captions.with_name(f"head-{captions.stem}{'' if begin is None else '-from'}")
+    shutil.rmtree(out, ignore_errors=True)  # of an earlier run of the study
     for event in vidspec.train(captions, minutes=minutes, begin=begin, out=out):
         if isinstance(event, StepsProgress):
             taus, seconds = [event.best or 0.0], event.seconds

@@ -163,7 +163,9 @@ def test_a_published_model_needs_no_config(vidspec, monkeypatch):
     name = "Qwen/Qwen2.5-VL-7B-Instruct"
     monkeypatch.setattr("vidspec.models.machine.device_memory", lambda: 40 * GIB)
     ran = vidspec("models", name)
-    assert ran.err == "" and ran.out.splitlines()[0].endswith(f"\tvidspec caption clip.mp4 --target {name}")
+    assert ran.err.startswith("no published head has been run here") and ran.out.splitlines()[0].endswith(
+        f"\tvidspec caption clip.mp4 --target {name}"
+    )
     monkeypatch.setattr("vidspec.models.machine.device_memory", lambda: 1)
     assert vidspec("models", name).code == 3
     assert vidspec("models", "Qwen/Qwen2.5-VL-7B").err.count("did you mean Qwen/Qwen2.5-VL-7B-Instruct?") == 1

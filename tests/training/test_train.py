@@ -45,6 +45,14 @@ def test_fewer_captions_than_a_head_learns_from_are_refused(caption_lines, user_
 
 
 @pytest.mark.full
+def test_a_folder_that_holds_files_is_left_as_it_is(caption_lines, user_cache, tmp_path):
+    """It might be the target's own."""
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match="holds files already"):
+        train(caption_lines, out=tmp_path)
+    assert (tmp_path / "config.json").read_text() == "{}"
+
+
 def test_clips_are_captioned_first_and_a_stopped_command_goes_on(user_cache, tmp_path, monkeypatch):
     """Stopped among the captions, and among the states: what was done is not done again."""
     monkeypatch.setenv("VIDSPEC_VIDEO__FRAMES", "1")

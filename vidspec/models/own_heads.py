@@ -12,13 +12,14 @@ import os
 import re
 import shutil
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
+from types import MappingProxyType
 
 from vidspec.errors import UsageError
-from vidspec.files import write_whole
+from vidspec.files import open_own, write_whole
 from vidspec.models.hub import is_local
 from vidspec.user_cache import cache_file
 
@@ -26,6 +27,7 @@ __all__ = [
     "LEAST_GAIN",
     "OwnHead",
     "add_head",
+    "copy_head",
     "drafting_keys",
     "find_head",
     "head_name",
@@ -120,14 +122,28 @@ def add_head(source: Path, facts: OwnHead) -> OwnHead:
         source: folder of its config and weights.
         facts: what is known of it.
     """
-    folder, part = facts.folder, facts.folder.with_name(f".{facts.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    shutil.copytree(source, part)
     known = {key: value for key, value in asdict(facts).items() if key != "name"}
-    write_whole(part / _FACTS, json.dumps(known, indent=2) + "\n")
+    copy_head(source, facts.folder, {_FACTS: json.dumps(known, indent=2) + "\n"})
+    return facts
+
+
+def copy_head(source: Path, folder: Path, more: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Copy a head and write ``more`` files beside it, by name; the folder is there whole, or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder = folder.absolute()
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    for file in source.iterdir():
+        with file.open("rb") as held, open_own(part / file.name, "xb") as copy:
+            shutil.copyfileobj(held, copy)
+    for name, text in more.items():
+        write_whole(part / name, text)
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
-    return facts
 
 
 def head_name(target: str, digest: str) -> str:

@@ -24,6 +24,7 @@ from vidspec.engine.requests import run_to_completion
 from vidspec.engine.taps import Taps
 from vidspec.errors import GenerationError, ModelError, OutputError, VideoError
 from vidspec.events.trace import Trace
+from vidspec.files import open_own
 from vidspec.models.base import EmbeddedPrompt
 from vidspec.models.prompt import encode_prompt
 from vidspec.models.request import CaptionRequest
@@ -161,9 +162,9 @@ class StatesFile:
                     break
                 self._lines[fields["key"]] = fields
                 good += len(line)
-        with self._index.open("r+b") as index:
+        with open_own(self._index, "r+b") as index:
             index.truncate(good)
-        with self._states.open("r+b") as states:
+        with open_own(self._states, "r+b") as states:
             states.truncate(2 * self._end)
 
     @property
@@ -201,9 +202,9 @@ class StatesFile:
             "places": text.places.tolist(),
         }
         try:
-            with self._states.open("ab") as states:
+            with open_own(self._states, "ab") as states:
                 states.write(content.view(torch.uint8).numpy().data)
-            with self._index.open("ab") as index:
+            with open_own(self._index, "ab") as index:
                 index.write(json.dumps(line).encode() + b"\n")
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)

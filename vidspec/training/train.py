@@ -26,7 +26,7 @@ from vidspec.errors import OutputError, UsageError, option
 from vidspec.files import FileLock
 from vidspec.models import loading
 from vidspec.models.dflash import load_block_head
-from vidspec.models.own_heads import OwnHead, add_head, drafting_keys, head_name, today, weights_digest
+from vidspec.models.own_heads import OwnHead, add_head, copy_head, drafting_keys, head_name, today, weights_digest
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.runner import run
 from vidspec.runs.sources.base import EXTENSIONS
@@ -132,7 +132,7 @@ def train(
         blocks: of a new head.
         seed: of all that is random.
         disk: most bytes of states; captions beyond are left out. None for all that fit.
-        out: also write the head there.
+        out: also write the head there, into a folder that is new or empty.
 
     Raises:
         UsageError: there are too few captions, or an option is wrong; before anything is loaded.
@@ -143,6 +143,11 @@ def train(
         raise UsageError(f"{option('minutes', minutes)}: must be more than 0, and at most a week")
     places = [Path(captions)] if isinstance(captions, str | os.PathLike) else [Path(place) for place in captions]
     options = begin, blocks, seed, disk, None if out is None else Path(out)
+    if out is not None and (Path(out).is_file() or (Path(out).is_dir() and any(Path(out).iterdir()))):
+        raise UsageError(
+            f"{option('out', out)}: holds files already, and is left as it is",
+            hint="name a folder that is new or empty",
+        )
     if any(map(_holds_clips, places)):
         return _train_on_clips(places, target, options, TrainingLimits(minutes, steps))
     found = learnable_captions(read_captions(places), target, ", ".join(map(str, places)))
@@ -340,7 +345,7 @@ class _Training:
         kept = add_head(best, facts) if facts.gains and self.digest != "unknown" else None
         if self.out is not None:
             try:
-                shutil.copytree(best, self.out, dirs_exist_ok=True)
+                copy_head(best, self.out)
             except OSError as error:
                 raise OutputError(f"{self.out}: cannot be written: {error.strerror}") from None
         yield Trained(evaluation, measured, kept, self.out)

@@ -105,13 +105,8 @@ def test_events_come_in_order(events):
 
 def test_the_first_token_is_there_before_the_draft_looks(captioner, record, monkeypatch):
     model, looked = captioner.client.setup.draft.model, []
-    encode = model.encode_steps
-
-    def looking(*args, **options):
-        looked.append(1)
-        return (yield from encode(*args, **options))
-
-    monkeypatch.setattr(model, "encode_steps", looking)
+    encode = model._chunk
+    monkeypatch.setattr(model, "_chunk", lambda *args: looked.append(1) or encode(*args))
     said, over = [], threading.Event()
 
     def deliver(event):

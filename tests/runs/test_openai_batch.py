@@ -62,10 +62,10 @@ def test_lines_are_clips_with_prompts_and_options_of_their_own():
     assert (one.path, one.id, one.prompt, one.source) == (str(Path("a b.mp4").absolute()), "one", "What moves?", None)
     assert (two.path, two.id, two.prompt, two.shard) == ("b.jsonl/two", "two", "Where to?", "b.jsonl")
     assert content(two) == CLIP
-    options = two.place.options
+    options = two.options
     assert options.system == "Be brief." and options.earlier == (DialogueTurn("What is there?", "A star."),)
     assert options.generate == {"max_new_tokens": 5, "temperature": 0.5, "seed": 3}
-    assert two.place.options.video == {"fps": 2.0, "frames": None}
+    assert two.options.video == {"fps": 2.0, "frames": None}
 
 
 def test_pictures_are_the_frames_of_a_clip(tmp_path):

@@ -112,7 +112,8 @@ class DraftWindow:
 
     def rest(self) -> bool:
         """Return True if this clip's next round is plain decoding."""
-        return not self.gamma
+        self.controller.choose_windows()
+        return not self.next
 
     def update(self, drafted: int, accepted: int, beside: int = 0) -> None:
         """Add a round of this clip, one of plain decoding with zeros.

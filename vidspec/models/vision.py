@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import chain, pairwise
 from threading import Lock
 from typing import Any
@@ -159,7 +159,7 @@ class EncodeFrames(Encode):
     def __init__(
         self, encode: Callable[[Pixels, bool], Any], pixels: Pixels, pooled: bool, most: int, lock: Lock
     ) -> None:
-        super().__init__(self._encode_alone)
+        super().__init__(partial(encode, pixels, pooled))
         self.encode, self.pixels, self.pooled, self.most, self._lock = encode, pixels, pooled, most, lock
         stored = pixels.stored
         self._kind = encode, pooled, pixels.grid[1:], stored.shape[1:], stored.dtype, stored.device, pixels.rules
@@ -190,10 +190,6 @@ class EncodeFrames(Encode):
             output = self.encode(together, self.pooled)
         for one, answer in zip(batch, _split_output(output, counts), strict=True):
             one.answer = answer
-
-    def _encode_alone(self) -> object:
-        self.run_with(())
-        return self.answer
 
 
 def _split_output(output: Any, counts: Sequence[int]) -> list[Any]:

@@ -161,7 +161,7 @@ def fixed(pair: str, clips: Sequence[Path], repeats: int) -> str:
 
 
 class FixedPrices(TokenPrices):
-    """Prices that follow no measured time: ``row`` tokens for each drafted row, none for a block."""
+    """Prices that follow no measured time: ``row`` tokens for a drafted row, 1 for a plain round, none for a block."""
 
     def __init__(self, costs: PassCosts, row: float) -> None:
         super().__init__(costs, fade=0.98)
@@ -171,7 +171,7 @@ class FixedPrices(TokenPrices):
         return [self.row * count for count in range(rows + 1)]
 
     def of_pass(self, lane: Lane, rows: int) -> float:
-        return 0.0
+        return float(lane == "target")
 
 
 def trees(pair: str, clips: Sequence[Path], repeats: int) -> str:
@@ -186,7 +186,8 @@ def trees(pair: str, clips: Sequence[Path], repeats: int) -> str:
                 with Captioner.from_profile(BLOCK, overrides=changes) as captioner:
                     setup = captioner.client.setup
                     setup.pace = pace = WindowController(setup.costs)
-                    pace.blocks = BlockController(FixedPrices(setup.costs, row))
+                    pace.prices = FixedPrices(setup.costs, row)  # also counts the rounds of a rest
+                    pace.blocks = BlockController(pace.prices)
                     every = [captioner.caption(clip) for clip in clips for _ in range(repeats)]
                 passes = sum(one.counters["target_forwards"] for one in every)
                 tokens, drafted = (

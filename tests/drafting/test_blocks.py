@@ -440,6 +440,13 @@ def test_a_useless_head_rests(pairs):
     assert caption.counters["accepted"] < 20
 
 
+def test_a_head_without_a_token_worth_its_row_rests(pairs, monkeypatch):
+    monkeypatch.setattr(BlockController, "window", lambda self, probabilities: 0)
+    long = {"draft.gamma": "auto", "generate.max_new_tokens": 120}
+    caption = pairs().captioner(**long).caption("", clip=clip(0))
+    assert len(caption.token_ids) == 120 and caption.counters["draft_forwards"] < 20
+
+
 def test_the_cache_holds_rows_of_the_text_alone_without_visual_tokens(pairs, monkeypatch):
     """An entry for each row of the target but the visual ones, whose states are not kept either."""
     pair, lengths, states = pairs(), [], []

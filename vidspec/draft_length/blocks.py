@@ -3,14 +3,15 @@
 A token's score is the probability that it and all before it are accepted: the product of the draft's probabilities,
 each calibrated by the recent acceptance of tokens of about that probability. Best first, as many are proposed as are
 worth their rows in the target's pass, in tokens at the recent rate: in a chain the first ones, in a tree also other
-candidates of their positions (DDTree). While the pass itself is not worth its time the drafts rest, and are tried again
-at growing intervals.
+candidates of their positions (DDTree). While recent blocks took longer than plain decoding of the tokens they gained,
+the drafts rest, and are tried again at growing intervals.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
@@ -21,9 +22,11 @@ from vidspec.draft_length.window import TrialInterval
 
 __all__ = ["BlockController"]
 
-#: First windows, which measure the cost of rows; share of the tokens that drafts tried in vain may cost; weight of an
-#: earlier round for a rest, and of an earlier block for what drafts are worth in general.
-FIRST, TRIAL_SHARE, RECENT, LONG = (15, 7, 3, 11), 0.01, 0.8, 0.98
+#: First windows, which measure the cost of rows; weight of an earlier block for a rest, and for drafts in general.
+FIRST, RECENT, LONG = (15, 7, 3, 11), 0.8, 0.98
+#: Rounds of the first rest; share of the rounds that trials of drafts without gain may cost. For that share a rest is
+#: longer, but at most this many times: otherwise costly first blocks would decide for a whole clip.
+SHORTEST, TRIAL_SHARE, LONGER = 4, 0.01, 4
 #: Blocks of each clip after which a gain is known; blocks after which trees may have more nodes than positions, since
 #: probabilities are calibrated by then.
 KNOWN, LEARNED = 3, 16
@@ -42,6 +45,42 @@ class BlockNode(NamedTuple):
 Successors: TypeAlias = Callable[[int, int], Sequence[tuple[int, float]]]
 
 
+@dataclass
+class FadedBlocks:
+    """Sums over drafted blocks; older ones weigh less.
+
+    Attributes:
+        gained: rounds of plain decoding saved, by the prices of each block's time.
+    """
+
+    blocks: float = 0.0
+    rows: float = 0.0
+    drafted: float = 0.0
+    accepted: float = 0.0
+    gained: float = 0.0
+
+    def add(self, rows: int, drafted: int, accepted: int, kept: float, prices: TokenPrices) -> None:
+        """Add a block; the weight of earlier ones is multiplied by ``kept``."""
+        self.blocks, self.rows = kept * self.blocks + 1, kept * self.rows + rows
+        self.drafted, self.accepted = kept * self.drafted + drafted, kept * self.accepted + accepted
+        self.gained = kept * self.gained + accepted - rounds_of_block(prices, rows, drafted)
+
+    def gain(self, prices: TokenPrices) -> float:
+        """Return the rounds of plain decoding saved, by the present prices if more.
+
+        A slow pass thus counts until others of its kind have been measured, and load does not count for earlier blocks.
+        """
+        if not self.blocks:
+            return 0.0
+        price = rounds_of_block(prices, round(self.rows / self.blocks), round(self.drafted / self.blocks))
+        return max(self.gained, self.accepted - self.blocks * price)
+
+
+def rounds_of_block(prices: TokenPrices, rows: int, drafted: int) -> float:
+    """Return the time of a draft's pass over ``rows`` and of ``drafted`` rows more in the target's, in plain rounds."""
+    return (prices.row_prices(drafted)[drafted] + prices.of_pass("draft", rows)) / prices.of_pass("target", 1)
+
+
 class BlockController:
     """Chooses the windows of block drafts for all clips of one loop.
 
@@ -51,18 +90,17 @@ class BlockController:
 
     def __init__(self, prices: TokenPrices) -> None:
         self.prices, self.calibration = prices, DraftCalibration()
-        self._gain = 0.0  # tokens gained by recent blocks since a rest, all costs subtracted
-        self._won = 0.0  # the same of many blocks, rests included
-        self._blocks = self._priced = 0  # verified; of these, with known prices
+        self._recent, self._all = FadedBlocks(), FadedBlocks()  # since a rest; rests included
+        self._blocks = self._measured = 0  # drafted; of these, not in trials after a rest
         self._rests: dict[int, TrialInterval] = {}  # by batch size
 
     @property
     def _rest(self) -> TrialInterval:
-        return self._rests.setdefault(self.prices.clips.bit_length(), TrialInterval())
+        return self._rests.setdefault(self.prices.clips.bit_length(), TrialInterval(first=SHORTEST))
 
     def begin_clip(self) -> None:
         """Try the drafts of a new clip at once if they gain in general: that they rest is about other texts."""
-        if self._won > 0:
+        if self._all.gain(self.prices) > 0:
             for rest in self._rests.values():
                 rest.end()
 
@@ -95,9 +133,9 @@ class BlockController:
 
     def _best_nodes(self, successors: Successors, positions: int, most: int) -> list[BlockNode]:
         prices = self.prices.row_prices(most)
-        measures = self._blocks < len(FIRST) or not prices
+        measures = not prices or (self._measured < len(FIRST) and not self._rest.failed)
         if measures:
-            most = min(most, FIRST[self._blocks % len(FIRST)])
+            most = min(most, FIRST[self._measured % len(FIRST)])
         least = 0.0 if measures else min(more - less for less, more in pairwise(prices[: most + 1]))
         nodes, scores, chosen = list[BlockNode](), list[float](), 0
         gain = best = 0.0
@@ -127,26 +165,23 @@ class BlockController:
         return nodes[:chosen]
 
     def add_block(self, rows: int, drafted: int, accepted: int) -> None:
-        """Add a verified window.
+        """Add a drafted block.
 
         Args:
             rows: of the draft's pass.
-            drafted, accepted: number of tokens in the window, and of those accepted.
+            drafted, accepted: number of tokens in the window, 0 if none was worth its row, and of those accepted.
         """
         self._blocks += 1
-        prices = self.prices.row_prices(drafted)
-        if not prices:
+        self._measured += not self._rest.failed
+        recent, prices, clips = self._recent, self.prices, self.prices.clips
+        if not prices.row_prices(drafted):
             return
-        self._priced += 1
-        spent = prices[drafted] + self.prices.of_pass("draft", rows)
-        gain = accepted - spent
-        self._gain = RECENT ** (1 / self.prices.clips) * self._gain + gain
-        self._won = LONG * self._won + gain
-        if self._gain > 0:
+        recent.add(rows, drafted, accepted, RECENT ** (1 / clips), prices)
+        self._all.add(rows, drafted, accepted, LONG, prices)
+        gain = recent.gain(prices)
+        if gain > 0:
             self._rest.end()
-        elif (
-            self._priced >= KNOWN * self.prices.clips and not self.rest()
-        ):  # else another clip of this round has failed too
-            lost = 0.0 if self._won > 0 else max(0.0, -gain)
-            self._rest.postpone(self.prices.rounds, lost / TRIAL_SHARE)
-            self._gain = 0.0
+        elif self._blocks >= KNOWN * clips and not self.rest():  # else another clip of this round has failed too
+            paid = 0.0 if self._all.gain(prices) > 0 else -gain / recent.blocks / TRIAL_SHARE
+            self._rest.postpone(prices.rounds, min(paid, LONGER * SHORTEST << self._rest.failed))
+            self._recent = FadedBlocks()

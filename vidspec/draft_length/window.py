@@ -31,14 +31,15 @@ class TrialInterval:
 
     Args:
         due: round in which the first interval ends; None if it has not begun.
+        first: rounds of the first interval.
 
     Attributes:
         due: round of the next trial; None while there is no reason for one.
         failed: number of intervals begun since the last gain.
     """
 
-    def __init__(self, due: int | None = None) -> None:
-        self.due, self.failed = due, int(due is not None)
+    def __init__(self, due: int | None = None, first: int = REST) -> None:
+        self.due, self.failed, self.first = due, int(due is not None), first
 
     def is_due(self, now: int) -> bool:
         """Return True if the next trial is due in round ``now``."""
@@ -46,7 +47,7 @@ class TrialInterval:
 
     def postpone(self, now: int, rounds: float = 0.0) -> None:
         """Wait after round ``now`` twice as long as the last time, and at least ``rounds``."""
-        self.due = now + max(REST << min(self.failed, DOUBLINGS), math.ceil(rounds))
+        self.due = now + max(self.first << min(self.failed, DOUBLINGS), math.ceil(rounds))
         self.failed += 1
 
     def end(self) -> None:

@@ -133,7 +133,7 @@ class BlockDrafter(Drafter):
         self._unread: list[torch.Tensor] = []  # the target's states of rows that have no entry yet
         self._draft = NO_DRAFT
         self._probabilities: Sequence[float] = ()
-        self._rows = 0  # of the last pass
+        self._rows = 0  # of this round's pass
         self._blocks: BlockController | None = None
         self._window: DraftWindow | None = None
 
@@ -292,9 +292,9 @@ class BlockDrafter(Drafter):
         accepted = sum(node < drafted for node in passed.path)
         if self._window is not None:
             self._window.update(drafted, accepted, len(passed.path) - accepted)
-        if self._blocks is not None and drafted:
+        if self._blocks is not None and self._rows:
             for node, right in zip((-1, *passed.path), tokens, strict=True):
                 for child in self._draft.children(node):
                     self._blocks.calibration.update(self._probabilities[child], self._draft.tokens[child] == right)
             self._blocks.add_block(self._rows, drafted, accepted)
-        self._last, self._draft = tokens[-1], NO_DRAFT
+        self._last, self._draft, self._rows = tokens[-1], NO_DRAFT, 0

@@ -1,4 +1,4 @@
-"""Heads of one's own: ``python -m research.studies.own_head costs | drawn | tuned | language``.
+"""Heads of one's own: ``python -m research.studies.own_head costs | drawn | again | tuned | language``.
 
 ``costs`` prints what training takes for published shapes, computed. The others train with ``vidspec.training`` on
 captions that a target wrote, measure on clips never trained on, and print a row of a table for each, which ``--out``
@@ -6,7 +6,7 @@ collects as JSON lines; the same command continues. ``drawn``: the built-in targ
 numbers of clips, and with a prompt of another style. ``tuned``: the same target with noise in its weights, begun with
 the shipped head and anew. ``language``: the target of :mod:`research.realtext`, over numbers of captions. Heads stay
 in ``--folder``: ``research.studies.real_language --head`` measures them beside lookup. Speeds count on a machine
-that does nothing else; ``--counters`` leaves them out.
+that does nothing else; ``--counters`` leaves them out. ``again`` measures heads of ``drawn`` once more.
 """
 
 from __future__ import annotations
@@ -27,8 +27,12 @@ from vidspec.bench.tables import table
 from vidspec.embedded.samples import shipped
 from vidspec.errors import VidspecError
 from vidspec.models.loading import embedded_folder
+from vidspec.runs.store.places import read_captions
+from vidspec.training.captions import learnable_captions
+from vidspec.training.evaluation import HeadEvaluation, MeasuredClip
+from vidspec.training.states import hold_out
 from vidspec.training.steps import StepsProgress
-from vidspec.training.train import Trained, training_bytes
+from vidspec.training.train import Trained, measure_head, training_bytes
 
 #: Numbers of clips in the table, and the seed of drawn clips that no shipped head saw.
 CLIPS, SEED = (100, 300, 1000, 3000), 75
@@ -44,12 +48,15 @@ ROWS, TOKENS, BLOCKS, TAPS, RANK = 200, 150, 2, 5, 256
 
 @dataclass(frozen=True)
 class OwnHeadRow:
-    """One head: what it learned from, and what it gains; speeds are None where only acceptance counts."""
+    """One head: what it learned from, and what it gains.
+
+    Speeds are None where only acceptance counts, minutes and tokens a round where nothing was trained.
+    """
 
     study: str
     clips: int
-    minutes: float
-    tau_held_out: float
+    minutes: float | None
+    tau_held_out: float | None
     tau: float
     decode: float | None
     end_to_end: float | None
@@ -139,11 +146,32 @@ def trained(
             taus, seconds = [event.best or 0.0], event.seconds
         if isinstance(event, Trained):
             ended = event
-    evaluation = ended.evaluation
-    equal = sum(one.drafted.token_ids == one.plain.token_ids for one in ended.measured)
+    return row_of(study, captions, ended.measured, seconds / 60, taus[0], counters=counters)
+
+
+def measured_again(captions: Path, counters: bool) -> OwnHeadRow:
+    """Measure the head of captions once more on those that it was not trained on, and return its row."""
+    found = learnable_captions(read_captions([captions]), None, str(captions))
+    head, held_out = captions.with_name(f"head-{captions.stem}"), hold_out(found.clips)[1]
+    measured = [*measure_head(head, found.profile, held_out, lambda clip, error: print(clip.name, error))]
+    return row_of("drawn, again", captions, measured, None, None, counters=counters)
+
+
+def row_of(
+    study: str,
+    captions: Path,
+    measured: Sequence[MeasuredClip],
+    minutes: float | None,
+    held_out: float | None,
+    *,
+    counters: bool,
+) -> OwnHeadRow:
+    """Return the row of a head from the clips that it was measured on."""
+    evaluation = HeadEvaluation.of(measured)
+    equal = sum(one.drafted.token_ids == one.plain.token_ids for one in measured)
     decode, whole = (None, None) if counters else (evaluation.decode, evaluation.end_to_end)
     count = sum(1 for _ in captions.open(encoding="utf-8"))
-    return OwnHeadRow(study, count, seconds / 60, taus[0], evaluation.tau, decode, whole, equal, evaluation.clips)
+    return OwnHeadRow(study, count, minutes, held_out, evaluation.tau, decode, whole, equal, evaluation.clips)
 
 
 def rows(args: argparse.Namespace) -> Iterator[OwnHeadRow]:
@@ -156,6 +184,10 @@ def rows(args: argparse.Namespace) -> Iterator[OwnHeadRow]:
             yield trained("language", language_captions(folder, count, target), args.minutes, counters=args.counters)
         return
     shipped_target = embedded_folder("embedded-qwen", "target")
+    if args.study == "again":
+        for count in args.clips:
+            yield measured_again(folder / f"captions-{count}.jsonl", args.counters)
+        return
     if args.study == "drawn":
         for count in args.clips:
             file = drawn_captions(folder, count, str(shipped_target))
@@ -177,8 +209,8 @@ def markdown(found: Sequence[OwnHeadRow]) -> str:
         [
             one.study,
             str(one.clips),
-            f"{one.minutes:.0f}",
-            f"{one.tau_held_out:.2f}",
+            "-" if one.minutes is None else f"{one.minutes:.0f}",
+            "-" if one.tau_held_out is None else f"{one.tau_held_out:.2f}",
             f"{one.tau:.2f}",
             *("-" if speed is None else f"{speed:.2f}x" for speed in (one.decode, one.end_to_end)),
             f"{one.equal}/{one.measured}",
@@ -191,7 +223,7 @@ def markdown(found: Sequence[OwnHeadRow]) -> str:
 
 def main(args: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", choices=("costs", "drawn", "tuned", "language"))
+    parser.add_argument("study", choices=("costs", "drawn", "again", "tuned", "language"))
     parser.add_argument("--folder", type=Path, default=Path(".cache/own-head"), help="of clips and captions")
     parser.add_argument("--clips", type=lambda text: tuple(map(int, text.split(","))), default=CLIPS)
     parser.add_argument("--minutes", type=float, default=15.0, help="of training, each")

@@ -10,7 +10,7 @@ import gc
 import json
 import os
 import shutil
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -21,6 +21,7 @@ import torch
 from vidspec import memory
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
+from vidspec.config.schema import Profile
 from vidspec.decoding.auto import target_placement
 from vidspec.errors import OutputError, UsageError, option
 from vidspec.files import FileLock
@@ -39,7 +40,7 @@ from vidspec.training.states import CaptionedClip, StatesFile, hold_out, write_s
 from vidspec.training.steps import BLOCKS, CLIPS, GPU_CLIPS, HeadTraining, StepsProgress, TrainingLimits
 from vidspec.user_cache import cache_file
 
-__all__ = ["ClipCaptioned", "StatesProgress", "Trained", "TrainingEvent", "TrainingPlan", "train"]
+__all__ = ["ClipCaptioned", "StatesProgress", "Trained", "TrainingEvent", "TrainingPlan", "measure_head", "train"]
 
 #: Room that is left on the disk.
 SPARE = 1 << 30
@@ -320,14 +321,12 @@ class _Training:
     ) -> Generator[MeasuredClip | Trained, None, None]:
         """Measure the best head, copy it to where it is used, and yield each clip and the end."""
         best = self.folder / "head"
-        target = self._load()
-        head = load_block_head(str(best), target, target_placement(self.found.profile))
-        profile = profiles.override(self.found.profile, {**drafting_keys(str(best), "dflash"), **DRAFTING})
         measured: list[MeasuredClip] = []
-        with Captioner(profile, target, None, head=head) as captioner:
-            for one in measure(captioner, held_out, lambda clip, error: self.unreadable.append((clip, error))):
-                measured.append(one)
-                yield one
+        for one in measure_head(
+            best, self.found.profile, held_out, lambda clip, error: self.unreadable.append((clip, error))
+        ):
+            measured.append(one)
+            yield one
         if not measured:
             raise UsageError("none of the clips that are left for measuring can be read any more")
         evaluation = HeadEvaluation.of(measured)
@@ -349,6 +348,28 @@ class _Training:
             except OSError as error:
                 raise OutputError(f"{self.out}: cannot be written: {error.strerror}") from None
         yield Trained(evaluation, measured, kept, self.out)
+
+
+def measure_head(
+    head: Path,
+    profile: Profile,
+    clips: Sequence[CaptionedClip],
+    unreadable: Callable[[CaptionedClip, Exception], None],
+) -> Iterator[MeasuredClip]:
+    """Load a head and its target, and caption clips with it and by plain decoding, in turns; yields each.
+
+    Args:
+        head: its folder.
+        profile: of the captions that it learned from, which has its target.
+        clips, unreadable: see :func:`~vidspec.training.evaluation.measure`.
+    """
+    assert profile.models.target is not None
+    placement = target_placement(profile)
+    target = loading.load_model(profile.models.target, placement)
+    block_head = load_block_head(str(head), target, placement)
+    drafting = profiles.override(profile, {**drafting_keys(str(head), "dflash"), **DRAFTING})
+    with Captioner(drafting, target, None, head=block_head) as captioner:
+        yield from measure(captioner, clips, unreadable)
 
 
 def training_bytes(numbers: int, shared: int, vocabulary: int, *, gpu: bool) -> int:

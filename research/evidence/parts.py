@@ -152,6 +152,19 @@ PARTS: tuple[Part, ...] = (
         tried=False,
     ),
     Part(
+        "own-head",
+        "A head of one's own",
+        "The target of the Qwen2.5-VL pair without its draft and its head, which captions 500 drawn clips that its "
+        "shipped head never saw; `vidspec train` learns from 450 of these captions, with one thread, and is measured "
+        "on the other 50, in turns with plain decoding. *Tokens a round*: while it trained, on the clips left out; "
+        "*tokens a pass*: in the decoding loop. *Equal*: captions with plain decoding's token ids.",
+        (
+            "research.studies.own_head drawn --clips 500 --minutes 13 --folder {folder}/heads",
+            "research.studies.own_head again --clips 500 --folder {folder}/heads",
+        ),
+        tried=False,
+    ),
+    Part(
         "frames",
         "Reading frames",
         "32 frames of drawn files, a keyframe every 10 s, each reading in a process of its own that has read another "

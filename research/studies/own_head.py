@@ -1,12 +1,13 @@
-"""Heads of one's own: ``python -m research.studies.own_head costs | drawn | again | tuned | language``.
+"""Heads of one's own: ``python -m research.studies.own_head costs | drawn | brief | again | tuned | language``.
 
 ``costs`` prints what training takes for published shapes, computed. The others train with ``vidspec.training`` on
 captions that a target wrote, measure on clips never trained on, and print a row of a table for each, which ``--out``
 collects as JSON lines; the same command continues. ``drawn``: the built-in target without its shipped head, over
-numbers of clips, and with a prompt of another style. ``tuned``: the same target with noise in its weights, begun with
-the shipped head and anew. ``language``: the target of :mod:`research.realtext`, over numbers of captions. Heads stay
-in ``--folder``: ``research.studies.real_language --head`` measures them beside lookup. Speeds count on a machine
-that does nothing else; ``--counters`` leaves them out. ``again`` measures heads of ``drawn`` once more.
+numbers of clips. ``brief``: the same with a prompt of another style. ``again``: heads of ``drawn``, measured once more.
+``tuned``: the same target with noise in its weights, begun with the shipped head and anew. ``language``: the target of
+:mod:`research.realtext`, over numbers of captions. Heads stay in ``--folder``;
+``research.studies.real_language --head``
+measures them beside lookup. Speeds count on a machine that does nothing else; ``--counters`` leaves them out.
 """
 
 from __future__ import annotations
@@ -192,6 +193,8 @@ def rows(args: argparse.Namespace) -> Iterator[OwnHeadRow]:
         for count in args.clips:
             file = drawn_captions(folder, count, str(shipped_target))
             yield trained("drawn", file, args.minutes, counters=args.counters)
+        return
+    if args.study == "brief":
         brief = drawn_captions(folder, args.clips[0], str(shipped_target), "brief")
         yield trained("drawn, --style brief", brief, args.minutes, counters=args.counters)
         return
@@ -223,7 +226,7 @@ def markdown(found: Sequence[OwnHeadRow]) -> str:
 
 def main(args: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", choices=("costs", "drawn", "again", "tuned", "language"))
+    parser.add_argument("study", choices=("costs", "drawn", "brief", "again", "tuned", "language"))
     parser.add_argument("--folder", type=Path, default=Path(".cache/own-head"), help="of clips and captions")
     parser.add_argument("--clips", type=lambda text: tuple(map(int, text.split(","))), default=CLIPS)
     parser.add_argument("--minutes", type=float, default=15.0, help="of training, each")

@@ -82,7 +82,7 @@ def test_a_memory_makes_the_next_run_faster(pairs, tmp_path, profile):
     if profile == "suffix":
         assert passes[1] < 0.6 * passes[0]
     else:
-        assert drafts[1] < 0.25 * drafts[0] and sum(passes[1:] + drafts[1:]) < 0.6 * (passes[0] + drafts[0])
+        assert drafts[1] < 0.4 * drafts[0] and sum(passes[1:] + drafts[1:]) < 0.6 * (passes[0] + drafts[0])
     known = list(MemoryFile(file, model_identity(pair.target).tokenizer, 1000).read())
     assert known == 2 * [token for text in texts.values() for token in (-1, *text)]
 

@@ -178,8 +178,9 @@ def test_a_reader_that_dies_while_it_starts_is_started_again(monkeypatch, reader
 def test_a_reader_that_never_starts_costs_the_clip_and_not_the_run(monkeypatch, reader):
     started = dying(monkeypatch, 2)
     first, second = works(jobs_of(CLIP, CLIP), RunSpec(), reader)
-    assert first.error.kind == "crashed" and second.clip is not None and len(started) == 3
-    assert "ended (exit code 7) while it started, 2 times" in str(first.error) and CLIP in str(first.error)
+    error = first.job.error
+    assert error.kind == "crashed" and second.request.clip is not None and len(started) == 3
+    assert "ended (exit code 7) while it started, 2 times" in str(error) and CLIP in str(error)
 
 
 def test_a_reader_that_hangs_is_killed(monkeypatch):

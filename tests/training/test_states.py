@@ -99,7 +99,7 @@ def test_a_full_disk_is_one_line_that_says_how_to_go_on(small, tmp_path, monkeyp
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("pathlib.Path.open", full)
+    monkeypatch.setattr("vidspec.training.states.open_own", full)
     with pytest.raises(OutputError, match=r"states\.bin: cannot be written: No space left on device") as raised:
         [*written(target, clips, file, head)]
     assert "it continues" in raised.value.hint

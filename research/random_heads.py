@@ -37,7 +37,8 @@ class RandomHead(Language):
         tokens: the target's id of each of its own ids.
         blocks: target blocks whose input it reads.
         size, mask: of a block head: tokens of a block, and the id of a masked position.
-        first, whole, candidates, markov, recurrent, in_turn, confident: as of :class:`~vidspec.models.dflash.BlockHead`.
+        first, whole, candidates, markov, recurrent, in_turn, confident: as of
+            :class:`~vidspec.models.dflash.BlockHead`.
     """
 
     tokens: torch.Tensor

@@ -78,13 +78,14 @@ def train(
     from vidspec.training.train import train as run
 
     room = None if disk is None else parse_size(disk, "--disk")
-    options = {"target": target, "begin": begin, "minutes": minutes, "blocks": blocks, "seed": seed, "disk": room}
     if report is not None:
         check_page(report, [str(place) for place in captions])
     taus = list[tuple[int, float]]()
     with ExitStack() as stack:
         bars = _Bars(stack, quiet=quiet)
-        for event in run(captions, out=out, **options):  # type: ignore[arg-type]
+        for event in run(
+            captions, target=target, begin=begin, minutes=minutes, blocks=blocks, seed=seed, disk=room, out=out
+        ):
             bars.show(event)
             if isinstance(event, StepsProgress) and event.validated and event.tau is not None:
                 taus.append((event.step, event.tau))

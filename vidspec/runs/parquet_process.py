@@ -5,7 +5,6 @@ The process opens no file; its parent sends it the bytes for which pyarrow asks.
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
@@ -22,6 +21,7 @@ from vidspec.errors import UsageError, VideoError, VidspecError
 from vidspec.process import Channel, Child, ChildEnded, spawn
 from vidspec.runs.read_worker import MOST_MEMORY
 from vidspec.runs.sources.manifests import PATH_KEYS
+from vidspec.runs.stores import SizedFile
 
 if TYPE_CHECKING:
     from pyarrow import Array, DataType, RecordBatch, Schema
@@ -176,30 +176,18 @@ def _serve_file(channel: Channel, request: _Request, size: int) -> Any:
     return channel.receive()
 
 
-class _RemoteFile(io.RawIOBase):
+class _RemoteFile(SizedFile):
     """The parent's file."""
 
     def __init__(self, channel: Channel, size: int) -> None:
-        self._channel, self._size, self._at = channel, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        return self._at
+        super().__init__(size)
+        self._channel = channel
 
     def readinto(self, buffer: Any) -> int:
-        self._channel.send(_Bytes(self._at, len(buffer)))
+        self._channel.send(_Bytes(self.at, len(buffer)))
         content = self._channel.receive()
         buffer[: len(content)] = content
-        self._at += len(content)
+        self.at += len(content)
         return len(content)
 
 

@@ -90,16 +90,11 @@ def open_url(name: str, limits: FetchLimits | None = None, allowance: Allowance 
         yield file
 
 
-class _Pieces(io.RawIOBase):
-    """File behind a URL, fetched in pieces as it is read."""
+class SizedFile(io.RawIOBase):
+    """File of known size that is read from any place; subclasses read at ``at``, and move it on."""
 
-    def __init__(self, name: str, limits: FetchLimits, allowance: Allowance) -> None:
-        self._store, self._path = _file_system(name, limits.access)
-        self._name, self._allowance, self._at = name, allowance, 0
-        size = allowance.call(partial(self._store.info, self._path)).get("size")
-        if size is None:
-            raise VideoError(f"{name}: its size is not known, so it cannot be read in pieces", hint="download it first")
-        self._size = int(size)
+    def __init__(self, size: int) -> None:
+        self.size, self.at = size, 0
 
     def readable(self) -> bool:
         return True
@@ -108,23 +103,36 @@ class _Pieces(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._at
+        return self.at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        if self._at < 0:
+        at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self.at, os.SEEK_END: self.size}[whence]
+        if at < 0:
             raise OSError(errno.EINVAL, "before the beginning of the file")
-        return self._at
+        self.at = at
+        return at
+
+
+class _Pieces(SizedFile):
+    """File behind a URL, fetched in pieces as it is read."""
+
+    def __init__(self, name: str, limits: FetchLimits, allowance: Allowance) -> None:
+        self._store, self._path = _file_system(name, limits.access)
+        self._name, self._allowance = name, allowance
+        size = allowance.call(partial(self._store.info, self._path)).get("size")
+        if size is None:
+            raise VideoError(f"{name}: its size is not known, so it cannot be read in pieces", hint="download it first")
+        super().__init__(int(size))
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        end = min(self._at + min(len(buffer), CHUNK), self._size)
-        if end <= self._at:
+        end = min(self.at + min(len(buffer), CHUNK), self.size)
+        if end <= self.at:
             return 0
-        self._allowance.take(end - self._at)
-        piece = partial(_read_range, self._store, self._path, self._at, end)
+        self._allowance.take(end - self.at)
+        piece = partial(_read_range, self._store, self._path, self.at, end)
         content = retry(self._name, partial(self._allowance.call, piece))
         buffer[: len(content)] = content
-        self._at += len(content)
+        self.at += len(content)
         return len(content)
 
 

@@ -146,6 +146,7 @@ class StatesFile:
         self._states, self._index = folder / "states.bin", folder / "states.jsonl"
         self._lines: dict[str, dict[str, object]] = {}
         self._whole: torch.Tensor | None = None
+        self._end = 0  # numbers in the file
         self._read_index()
 
     def _read_index(self) -> None:
@@ -160,16 +161,12 @@ class StatesFile:
                         break
                 except (ValueError, LookupError, TypeError):
                     break
-                self._lines[fields["key"]] = fields
+                self._lines[fields["key"]], self._end = fields, fields["end"]
                 good += len(line)
         with open_own(self._index, "r+b") as index:
             index.truncate(good)
         with open_own(self._states, "r+b") as states:
             states.truncate(2 * self._end)
-
-    @property
-    def _end(self) -> int:
-        return max((int(str(line["end"])) for line in self._lines.values()), default=0)
 
     def __contains__(self, key: str) -> bool:
         return key in self._lines
@@ -210,8 +207,7 @@ class StatesFile:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             hint = "make room and run the command again: it continues; --disk bounds the size" if full else None
             raise OutputError(f"{self._states}: cannot be written: {error.strerror}", hint=hint) from None
-        self._lines[key] = line
-        self._whole = None
+        self._lines[key], self._end, self._whole = line, begin + content.numel(), None
 
     def read(self, key: str) -> TextStates:
         """Return a caption, its numbers in the memory-mapped file."""

@@ -156,7 +156,7 @@ def train(
 
 
 #: Head to begin with, blocks, seed, bytes of the disk and folder to write to.
-_Options: TypeAlias = tuple[str | None, int, int, int | None, Path | None]
+_HeadOptions: TypeAlias = tuple[str | None, int, int, int | None, Path | None]
 
 
 def _holds_clips(place: Path) -> bool:
@@ -167,7 +167,7 @@ def _holds_clips(place: Path) -> bool:
 
 
 def _train_on_clips(
-    places: Sequence[Path], target: str | None, options: _Options, limits: TrainingLimits
+    places: Sequence[Path], target: str | None, options: _HeadOptions, limits: TrainingLimits
 ) -> Generator[TrainingEvent, None, None]:
     """Caption clips into a file of the cache, which a later call continues, and train on them."""
     named = json.dumps([target, *(os.path.abspath(place) for place in places)])

@@ -17,7 +17,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,8 @@ ROWS, TOKENS, BLOCKS, TAPS, RANK = 200, 150, 2, 5, 256
 class OwnHeadRow:
     """One head: what it learned from, and what it gains.
 
-    Speeds are None where only acceptance counts, minutes and tokens a round where nothing was trained.
+    Speeds are None where only acceptance counts, minutes and tokens a round where nothing was trained. ``curve`` has
+    the minutes and the tokens a round of each validation.
     """
 
     study: str
@@ -63,6 +64,7 @@ class OwnHeadRow:
     end_to_end: float | None
     equal: int
     measured: int
+    curve: tuple[tuple[float, float], ...] = ()
 
 
 def costs() -> str:
@@ -139,15 +141,18 @@ def trained(
     study: str, captions: Path, minutes: float, *, begin: str | None = None, counters: bool = False
 ) -> OwnHeadRow:
     """Train a head on captions, and return its row."""
-    taus, seconds = [0.0], 0.0
+    best, seconds, curve = 0.0, 0.0, list[tuple[float, float]]()
     out = captions.with_name(f"head-{captions.stem}{'' if begin is None else '-from'}")
     shutil.rmtree(out, ignore_errors=True)  # of an earlier run of the study
     for event in vidspec.train(captions, minutes=minutes, begin=begin, out=out):
         if isinstance(event, StepsProgress):
-            taus, seconds = [event.best or 0.0], event.seconds
+            best, seconds = event.best or 0.0, event.seconds
+            if event.validated and event.tau is not None:
+                curve.append((round(event.seconds / 60, 2), round(event.tau, 3)))
         if isinstance(event, Trained):
             ended = event
-    return row_of(study, captions, ended.measured, seconds / 60, taus[0], counters=counters)
+    row = row_of(study, captions, ended.measured, seconds / 60, best, counters=counters)
+    return replace(row, curve=tuple(curve))
 
 
 def measured_again(captions: Path, counters: bool) -> OwnHeadRow:

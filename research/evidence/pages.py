@@ -279,8 +279,8 @@ SECTIONS = {
     "The default of a lone target": (
         "Without a listed draft, a head and a GPU: tokens a target pass, and if the run was timed, tokens a second "
         "over plain decoding's, on real language and on the drawn world ([how](measured/real-language.json)). The "
-        "default is `LONE_TARGET` of `vidspec/decoding/default_profile.py`, plain decoding. Another profile takes its "
-        "place if it gains time in all columns: passes of a copy cost time that tokens a pass do not show."
+        "default is `LONE_TARGET` of `vidspec/decoding/default_profile.py`: the profile that gains time in all columns "
+        "with the least memory. Passes of a copy cost time that tokens a pass do not show."
     ),
     "Other machines": (
         "Decoding, then end to end, of the Qwen2.5-VL pair. The faster plain decoding runs there, the less a draft "

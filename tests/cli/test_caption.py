@@ -671,14 +671,14 @@ def test_a_target_alone_takes_the_draft_of_vidspec_pairs(vidspec, tmp_path):
 
 
 @pytest.mark.parametrize("target", ["llava-hf/llava-v1.6-mistral-7b-hf", "./own", "somebody/else", "name"])
-def test_a_target_alone_without_a_listed_draft_decodes_plainly(vidspec, target):
+def test_a_target_alone_without_a_listed_draft_drafts_from_earlier_captions(vidspec, target):
     """One listed with itself alone, a folder, and names that are not listed nor here; not if a method was chosen."""
     Path("own").mkdir()
     Path("own/config.json").write_text('{"model_type": "llava_onevision"}')
     ran = vidspec("caption", "good.mp4", "--target", target)
     profile = FakeCaptioner.made[-1].client.profile
-    assert (ran.code, profile.name, profile.draft.kind, profile.models.target) == (0, "ar", "none", target)
-    assert f"note: no draft is listed for {target}, so it decodes plainly" in ran.err
+    assert (ran.code, profile.name, profile.draft.kind, profile.models.target) == (0, "suffix", "suffix", target)
+    assert f"note: no draft is listed for {target}, so it drafts from earlier captions" in ran.err
     assert "no draft is listed" not in vidspec("caption", "good.mp4", "--target", target, "--draft", "small").err
     assert FakeCaptioner.made[-1].client.profile.name == "vanilla-sd-auto"
     ran = vidspec("caption", "good.mp4", "--target", target, "--set", "draft.gamma=3")

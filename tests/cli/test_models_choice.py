@@ -50,9 +50,9 @@ def test_a_name_that_is_not_listed_is_a_choice_too(vidspec, config):
     """The hub may have it; a name like a listed one may be mistyped."""
     ran = vidspec("models", "use", "x/y")
     assert ran.code == 0 and yaml.safe_load(config.read_text()) == {"models": {"target": "x/y"}}
-    assert "no draft is listed for x/y, so it decodes plainly" in ran.err and "get` fetches x/y;" in ran.err
+    assert "no draft is listed for x/y, so it drafts from earlier" in ran.err and "get` fetches x/y;" in ran.err
     ran = vidspec("models", "use", "Qwen/Qwen2.5-VL-7B-Instuct")
-    assert ran.code == 0 and "-7B-Instuct, so it decodes plainly" in ran.err
+    assert ran.code == 0 and "-7B-Instuct, so it drafts from earlier captions" in ran.err
 
 
 @pytest.mark.parametrize("back", ["--none", "embedded"])

@@ -142,16 +142,12 @@ def test_the_command_line_follows_it(on, row, monkeypatch, tmp_path, caplog):
     assert plain.name == "ar" and plain.drafter is None
 
 
-@pytest.mark.parametrize("name", ["suffix", "hybrid-int8", "self-int8"])
-def test_the_default_of_a_lone_target_is_one_name(name, monkeypatch, tmp_path):
-    """Each measured candidate can take its place, and the note follows."""
+def test_the_default_of_a_lone_target_needs_no_second_model(tmp_path):
     from vidspec.config.user_config import UserConfig
-    from vidspec.decoding import default_profile
+    from vidspec.decoding.default_profile import resolve_profile
 
     keys, defaults = {"models.target": "somebody/else", "video.frames": 4}, UserConfig(tmp_path / "config.yaml")
-    plain = default_profile.resolve_profile(None, keys, defaults)
-    assert plain.profile.name == "ar" and "so it decodes plainly" in plain.note
-    monkeypatch.setattr(default_profile, "LONE_TARGET", name)
-    found = default_profile.resolve_profile(None, keys, defaults)
-    assert found.profile.name == name and found.profile.drafter is not None and found.profile.video.frames == 4
-    assert found.profile.named_models == ("somebody/else",) and f"so {name} drafts" in found.note
+    found = resolve_profile(None, keys, defaults)
+    profile = found.profile
+    assert profile.name == "suffix" and profile.drafter is not None and profile.video.frames == 4
+    assert profile.named_models == ("somebody/else",) and "so it drafts from earlier captions" in found.note

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-__all__ = ["Channel", "SharedBlock", "has_no_descriptor"]
-
 #: Bytes of an array above which it travels in shared memory instead of the pipe.
 SHARED_BYTES = 1 << 16
 #: Most arrays of a message in shared memory; the kernel passes at most 253 descriptors at once.

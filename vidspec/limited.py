@@ -14,9 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 
-from vidspec.process import Channel, Child, ChildEnded, can_fork, fork, refuse_forks, spawn
-
-__all__ = ["ATTEMPTS", "START_S", "Limits", "OverTime", "run_limited"]
+from vidspec.channel import Channel
+from vidspec.process import Child, ChildEnded, can_fork, fork, refuse_forks, spawn
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")

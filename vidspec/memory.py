@@ -7,8 +7,6 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["available_memory", "limit_memory", "release_memory", "resident_memory"]
-
 _CGROUP = Path("/sys/fs/cgroup")
 
 

@@ -30,8 +30,6 @@ from typing import Any, NamedTuple, TypeVarTuple
 from vidspec.channel import Channel, has_no_descriptor
 from vidspec.errors import DescriptorError
 
-__all__ = ["Channel", "Child", "ChildEnded", "can_fork", "fork", "refuse_forks", "spawn", "wait"]
-
 Args = TypeVarTuple("Args")
 
 #: Seconds for a child to exit by itself after its channel has closed.

@@ -37,7 +37,7 @@ from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.head_windows import HeadChain
 from vidspec.engine.device import free_memory, synchroniser
 from vidspec.engine.forward import Engine
-from vidspec.engine.quantised import Precision
+from vidspec.engine.matrix import Precision
 from vidspec.engine.rows import PassResult, PrefillResult, Rows
 from vidspec.engine.sampling import Sampling
 from vidspec.engine.slab import KVSpan

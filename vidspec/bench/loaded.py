@@ -12,7 +12,7 @@ from vidspec.config import labels, profiles
 from vidspec.decoding.captioner_models import HEAD_FOLDERS, load_head
 from vidspec.decoding.workers.process import DraftProcessSlot
 from vidspec.engine.layouts import WeightFormat
-from vidspec.engine.quantised import Precision
+from vidspec.engine.matrix import Precision
 from vidspec.errors import UsageError
 from vidspec.models import loading, mtp
 from vidspec.models.checkpoint_config import head_kind

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 
 from vidspec.engine.decoders import decoder_of
 from vidspec.engine.device import free_memory
-from vidspec.engine.quantised import Precision
+from vidspec.engine.matrix import Precision
 from vidspec.engine.stock import StockDecoder
 from vidspec.errors import VidspecError
 from vidspec.models import loading

@@ -9,8 +9,6 @@ from dataclasses import replace
 from vidspec.models.prefix_cache import PrefixCache
 from vidspec.models.request import CaptionRequest, DialogueTurn, Question
 
-__all__ = ["ClipSession"]
-
 
 class ClipSession:
     """Makes the requests of questions about one clip; each continues from the caches of the last that was read.

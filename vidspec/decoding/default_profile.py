@@ -22,8 +22,6 @@ from vidspec.models import machine
 if TYPE_CHECKING:
     from vidspec.models.own_heads import OwnHead
 
-__all__ = ["resolve_profile"]
-
 _LOG = logging.getLogger("vidspec")
 
 #: Profile of a target that is named alone and has no listed draft, without a GPU of the table. It needs no second

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from vidspec.decoding.clip_session import ClipSession
     from vidspec.decoding.tickets import Arrivals, ServingEvents
 
-__all__ = ["caption_clips", "caption_prompts", "in_order"]
-
 
 class ReadAhead:
     """Source of clips for :meth:`~vidspec.decoding.engine_client.EngineClient.serve`, in the order of the requests.

@@ -8,8 +8,6 @@ from vidspec.config.schema import Profile
 from vidspec.engine.recurrent import REACH
 from vidspec.errors import ProfileError, option
 
-__all__ = ["STATES"]
-
 #: Limits of recurrent states: key, why, the nearest valid choice, and a test whether a profile exceeds them.
 STATES: tuple[tuple[str, str, str, Callable[[Profile], bool]], ...] = (
     (

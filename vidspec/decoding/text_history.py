@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from vidspec.models.base import StockTokenizer
     from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["make_history"]
-
 
 def make_history(generate: GenerateSection, model: VideoLanguageModel, prompt: torch.Tensor) -> TextHistory | None:
     """Return the history of a clip's text after its prompt's ids (L,); None without penalties, bans and grammar.

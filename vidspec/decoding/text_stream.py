@@ -13,8 +13,6 @@ from vidspec.models.detokenizer import cut_at_stop
 if TYPE_CHECKING:
     from vidspec.events.events import Event
 
-__all__ = ["TextStream", "stream_certain_text"]
-
 
 class TextStream:
     """The part of a caption that no later event changes, without white space around it.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from vidspec.events.wake import WakeEvent
     from vidspec.models.request import CaptionRequest
 
-__all__ = ["Caller", "Ticket"]
-
 #: Events with the key of their clip, or the exception that ended it; the load has the key None.
 ServingEvents: TypeAlias = Generator[tuple[Hashable, Event | LoopLoad | Exception], None, None]
 #: Most seconds of an uninterrupted wait: Windows delivers Ctrl-C only between two.

@@ -20,8 +20,6 @@ from vidspec.draft_length.costs import TokenPrices
 from vidspec.draft_length.trees import MOST, WIDER, DraftCalibration
 from vidspec.draft_length.window import TrialInterval
 
-__all__ = ["BlockController"]
-
 #: First windows, which measure the cost of rows; weight of an earlier block for a rest, and for drafts in general.
 FIRST, RECENT, LONG = (15, 7, 3, 11), 0.8, 0.98
 #: Rounds of the first rest; share of the rounds that trials of drafts without gain may cost. For that share a rest is

@@ -14,8 +14,6 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-__all__ = ["SIZES", "BatchSize", "PassCosts", "TokenPrices", "pass_times"]
-
 #: ``tree``: passes of the draft that grow a tree: the host reads the result before the next one.
 Lane: TypeAlias = Literal["target", "draft", "tree"]
 

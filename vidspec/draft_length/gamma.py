@@ -12,8 +12,6 @@ from typing import Literal, Protocol
 
 from vidspec.draft_length.costs import PassCosts
 
-__all__ = ["AutoGamma", "FixedGamma", "WindowSize", "settled_window"]
-
 Rounding = Literal["down", "up"]
 
 

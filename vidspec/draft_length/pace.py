@@ -19,8 +19,6 @@ from vidspec.draft_length.costs import PassCosts, TimeCurve, TokenPrices
 from vidspec.draft_length.trees import TreeController
 from vidspec.draft_length.window import REST, AcceptanceEstimate, DraftWindow, TrialInterval, chain_tokens
 
-__all__ = ["WindowController"]
-
 #: Windows of the trials of a resting draft, in turn.
 TRIAL = (2, 1)
 

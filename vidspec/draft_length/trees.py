@@ -24,8 +24,6 @@ from vidspec.draft_length.window import REST, TrialInterval, chain_tokens
 if TYPE_CHECKING:
     from vidspec.draft_length.window import DraftWindow
 
-__all__ = ["MOST", "GrowingTree", "TreeBudget"]
-
 #: Most draft passes for one tree; most nodes; most rows of such a pass, and children of a node.
 DEEPEST, MOST, WIDEST = 16, 64, 8
 #: Edges of the bins of draft probabilities; weight of each bin's prior in tokens; fading per token.

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vidspec.draft_length.pace import WindowController
 
-__all__ = ["DraftWindow", "chain_tokens"]
-
 #: Rounds of the first interval; how often they may double, once per failed trial.
 REST, DOUBLINGS = 16, 5
 

@@ -18,8 +18,6 @@ from vidspec.engine.slab import KVSpan
 if TYPE_CHECKING:
     from vidspec.engine.history import TextHistory
 
-__all__ = ["ChainDrafter", "greedy_chain"]
-
 
 def greedy_chain(
     engine: Engine,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 
-__all__ = ["parse_tree"]
-
 #: Ranks from the root down: (0, 1) is the second-best successor of the best first token.
 TreePath = tuple[int, ...]
 

@@ -20,8 +20,6 @@ from vidspec.engine.rows import Rows
 from vidspec.engine.slab import LayerTensors
 from vidspec.engine.taps import Taps
 
-__all__ = ["PassAttention"]
-
 #: Most rows of a window that gets a mask on a CPU; longer stretches are merged, or left to flash-attn.
 _MASKED = 64
 

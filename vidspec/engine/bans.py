@@ -10,8 +10,6 @@ import torch
 
 from vidspec.engine.history import HistoryRows, TextHistory
 
-__all__ = ["BanHistory", "TokenBans"]
-
 
 @dataclass(frozen=True)
 class TokenBans:

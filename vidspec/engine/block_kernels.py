@@ -13,8 +13,6 @@ from torch.nn import functional as F
 
 from vidspec.engine.rotary import HeadNorms, RotaryTables
 
-__all__ = ["BlockKernels", "load_block_kernels", "rms_norm", "triton_absence"]
-
 #: Lowest compute capability of our kernels.
 CAPABILITY = (8, 0)
 

@@ -15,8 +15,6 @@ from vidspec.engine.penalties import PenaltyHistory, penalise
 from vidspec.engine.rows import PassResult, Rows
 from vidspec.engine.sampling import Sampling, SamplingCuts, choose_tokens, cut_rows, on_device
 
-__all__ = ["read_back_tokens"]
-
 #: Fields of a row: a uniform number, negative if its token is not drawn; the drafted token after it; its sampling's
 #: :attr:`~vidspec.engine.sampling.Sampling.fields`; repetition and presence penalty; index of its clip.
 UNIFORM, DRAFTED, SAMPLED, PENALISED, CLIP, FIELDS = 0, 1, slice(2, 6), slice(6, 8), 8, 9

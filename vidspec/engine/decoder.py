@@ -15,8 +15,6 @@ from vidspec.engine.rotary import RotaryTables
 from vidspec.engine.slab import Slab
 from vidspec.engine.stock_types import StockConfig
 
-__all__ = ["AttendFunction", "Decoder", "LanguageModel", "sliding_windows", "with_own_slab"]
-
 #: Stores a layer's rotated keys and values and attends, see :class:`~vidspec.engine.attention.PassAttention`.
 AttendFunction = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
 

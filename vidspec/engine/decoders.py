@@ -23,8 +23,6 @@ from vidspec.engine.matrix import PlainMatrix
 from vidspec.engine.stock import StockDecoder
 from vidspec.engine.stock_types import StockModel
 
-__all__ = ["decoder_of", "weight_shapes"]
-
 
 def decoder_of(
     language: StockModel,

@@ -20,20 +20,6 @@ from vidspec import memory
 from vidspec.engine.overlap import run_overlapped
 from vidspec.errors import DeviceError
 
-__all__ = [
-    "CoreSharing",
-    "default_device_type",
-    "driver_problem",
-    "end_idle_threads",
-    "free_memory",
-    "memory_for",
-    "peak_bytes",
-    "processor",
-    "synchroniser",
-    "to_device",
-    "use_one_core",
-]
-
 #: Share of free memory for the keys and values of all sequences; a pass needs some too.
 _SHARE = 0.9
 #: Vectors of x86 processors by flag, the widest first.

@@ -8,8 +8,6 @@ from typing import Protocol
 
 import torch
 
-__all__ = ["is_supported"]
-
 #: First version that masks fewer queries than keys as here and supports torch 2.6 and later.
 _VERSION = (2, 8)
 

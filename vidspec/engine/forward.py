@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from vidspec.engine.head_states import ContextDecoder
     from vidspec.engine.requests import StaticTree
 
-__all__ = ["Engine", "prefill_chunk"]
-
 #: Most rows of a prompt in one pass, so that a block's activations stay small however long the prompt.
 CHUNK = 8192
 #: Multiply-adds of such a pass on a CPU: about two seconds at 1e11 operations a second, the speed of two cores; and the

@@ -31,8 +31,6 @@ from vidspec.engine.rotary import STATIC_ROPE, HeadNorms, RotaryPositions, Rotar
 from vidspec.engine.slab import Slab
 from vidspec.engine.stock_types import StockModel
 
-__all__ = ["FusedDecoder", "unsupported_reason"]
-
 #: Model types of language models with these blocks.
 FAMILIES = (
     "qwen2",

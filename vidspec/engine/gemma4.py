@@ -19,8 +19,6 @@ from vidspec.engine.slab import Slab
 from vidspec.engine.stock import StockDecoder, device_of
 from vidspec.engine.stock_types import StockModel
 
-__all__ = ["Gemma4Decoder"]
-
 KINDS = ("full_attention", "sliding_attention")
 
 

@@ -21,8 +21,6 @@ from vidspec.errors import GenerationError
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-__all__ = ["GrammarHistory"]
-
 
 class GrammarHistory(TextHistory):
     """The text of one clip so far, and the tokens that a grammar allows after it.

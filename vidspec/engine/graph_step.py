@@ -20,8 +20,6 @@ from vidspec.engine.slab import KVSpan, Slab
 if TYPE_CHECKING:
     from vidspec.engine.decoder import ReplayableDecoder
 
-__all__ = ["MOST"]
-
 #: Most rows of one sequence in a pass: the entries that only some of its rows see are the bits of one number.
 MOST = 64
 #: Signature of an attention kernel, see :func:`~vidspec.engine.kernel.split_attention`.

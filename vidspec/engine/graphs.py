@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from vidspec.engine.decoder import ReplayableDecoder
 
-__all__ = ["FEWEST", "ReplayedPasses", "eager_reason", "make_graphs", "padded_rows"]
-
 #: Most rows of a pass: 16 trees of 26 rows are one.
 ROWS = 512
 #: Most rows of a pass whose draws and penalties are captured, which keep some 30 bytes a logit; most captured choices.

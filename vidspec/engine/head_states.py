@@ -15,8 +15,6 @@ from vidspec.engine.rotary import RotaryTables
 if TYPE_CHECKING:
     from vidspec.engine.rows import Rows
 
-__all__ = ["StateInputs"]
-
 
 class ContextDecoder(Protocol):
     """A decoder whose keys and values of earlier rows come from states of the target (a block head)."""

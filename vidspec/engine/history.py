@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["CombinedHistory", "TextHistory"]
-
 
 class HistoryRows(NamedTuple):
     """Rows of a pass whose logits one history changes.

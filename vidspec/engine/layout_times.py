@@ -36,8 +36,6 @@ from vidspec.engine.matrix import FEW, FloatLayout, can_pack, can_split, float_m
 from vidspec.errors import DeviceError
 from vidspec.user_cache import cache_file, write_cached
 
-__all__ = ["VARIABLE", "second_copy_bytes"]
-
 #: Packed layouts that are allowed: none; one that needs no second copy of a weight; or all.
 Packing: TypeAlias = Literal["none", "once", "copies"]
 #: (out, in) of a weight, and True if another module uses it too.

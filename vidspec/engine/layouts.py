@@ -17,25 +17,13 @@ from vidspec.engine.matrix import (
     Matrix,
     MatrixWithPackedCopy,
     PlainMatrix,
+    Precision,
     float_matrix,
     join_weights,
     release_weights,
 )
-from vidspec.engine.quantised import Precision, has_fast_int8, quantise_weight
+from vidspec.engine.quantised import has_fast_int8, quantise_weight
 from vidspec.engine.stored_codes import StoredCodes
-
-__all__ = [
-    "MatrixLinear",
-    "WeightFormat",
-    "choose_packing",
-    "describe_layouts",
-    "lay_out_all",
-    "matrix_linears",
-    "plain_linears",
-    "stored_bytes",
-    "unquantisable_reason",
-    "weight_matrices",
-]
 
 #: Format of weights: codes of so many bits; the dtype they were loaded in (None); or ``auto``, for a draft's weights:
 #: eight bits if that makes passes cheaper.

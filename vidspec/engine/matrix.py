@@ -15,8 +15,6 @@ from torch.nn import functional as F
 
 from vidspec.engine.huge_pages import copy_to_huge_pages, empty_in_huge_pages, move_to_huge_pages
 
-__all__ = ["X86", "FloatLayout", "Matrix", "PlainMatrix", "Precision", "join_weights", "release_weights", "row_blocks"]
-
 #: Inputs that a kernel of quantised weights reads at a time; the number of inputs is a multiple.
 STEP = 128
 #: Precision of quantised weights.

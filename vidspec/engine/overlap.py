@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-__all__ = ["overlap"]
-
 _WORK: ContextVar[Callable[[], None] | None] = ContextVar("work", default=None)
 
 

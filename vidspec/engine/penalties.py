@@ -10,8 +10,6 @@ import torch
 from vidspec.engine.device import to_device
 from vidspec.engine.history import HistoryRows, TextHistory
 
-__all__ = ["Penalties", "PenaltyHistory"]
-
 #: Marks of tokens: in the prompt, in the text, completing a run of tokens that may not occur twice.
 IN_PROMPT, IN_TEXT, EXCLUDED = 1, 2, 3
 

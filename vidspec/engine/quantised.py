@@ -22,8 +22,6 @@ from vidspec.engine.few_rows import KernelMatrix, blocked_product, pack_levels, 
 from vidspec.engine.huge_pages import move_to_huge_pages
 from vidspec.engine.matrix import STEP, X86, Matrix, Precision, row_blocks
 
-__all__ = ["BLOCK", "Precision", "quantise_weight", "quantised_bytes"]
-
 #: Kernel of a product with integer codes: on a CPU FBGEMM's or oneDNN's int8 product, torch's of float32 rows and int8
 #: codes or its int4 product; on a GPU ours; else a float product with the weight dequantised at each call.
 QuantisedKernel = Literal["fbgemm", "onednn", "int8", "int4", "triton", "dense"]

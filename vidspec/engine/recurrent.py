@@ -21,8 +21,6 @@ from torch.nn import functional as F
 from vidspec.engine.rows import Rows
 from vidspec.engine.stock_types import StockConfig, StockModel
 
-__all__ = ["REACH"]
-
 #: Most rows that a sequence can roll back; windows are shorter.
 REACH = 64
 #: Marks of the last ``NEAR`` rows are kept at each end of a pass, of older rows one in ``SPACING``.

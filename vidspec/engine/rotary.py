@@ -7,8 +7,6 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-__all__ = ["STATIC_ROPE", "RotaryPositions", "RotaryTables", "mrope_sections", "rotate"]
-
 #: Cosines and sines of a pass, in the layout of the decoder that made them; a pair for each kind of block.
 RotaryTables = tuple[torch.Tensor, ...]
 #: Types of rotary frequencies that do not depend on the length of the text.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from vidspec.engine.slab import KVSpan
     from vidspec.engine.taps import Taps
 
-__all__ = ["ChainRule", "ContextRows", "HeadState", "PassResult", "PrefillResult", "Prompt", "Rows"]
-
 
 class PromptVisualTokens(Protocol):
     """The visual tokens of a prompt: their rows, and the features that early blocks add to them."""

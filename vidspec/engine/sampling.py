@@ -12,8 +12,6 @@ from torch.nn import functional
 
 from vidspec.engine.device import to_device
 
-__all__ = ["DrawRule", "Sampling", "UniformNumbers", "choose_tokens", "draw_token", "on_device"]
-
 #: Probabilities of a row that top-p sorts at first.
 PREFIX = 512
 

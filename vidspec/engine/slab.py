@@ -23,8 +23,6 @@ from vidspec.errors import GenerationError
 if TYPE_CHECKING:
     from vidspec.engine.recurrent import RecurrentStates
 
-__all__ = ["KVSpan", "LayerTensors", "Slab"]
-
 #: Fewest entries by which a slab on a device grows, and the factor on all: each growth copies the entries in use and
 #: invalidates all captured passes, and a new size for every clip would fragment a device's memory.
 _STEP, _GROWTH = 1024, 1.5

@@ -15,14 +15,11 @@ from vidspec.engine.decoder import AttendFunction, sliding_windows
 from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.head_states import StateInputs
 from vidspec.engine.layouts import matrix_linears, quantised_copy, unquantisable_reason
-from vidspec.engine.matrix import Matrix
-from vidspec.engine.quantised import Precision
+from vidspec.engine.matrix import Matrix, Precision
 from vidspec.engine.recurrent import linear_attention, max_state_bytes
 from vidspec.engine.rotary import RotaryTables, axis_count
 from vidspec.engine.slab import Slab
 from vidspec.engine.stock_types import StockModel
-
-__all__ = ["NAME", "StockDecoder"]
 
 #: Name under which the models' attention modules find the engine's attention.
 NAME = "vidspec"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-__all__ = ["StockConfig", "StockModel", "StockTokenizer"]
-
 #: A stock model, or a module of it.
 StockModel: TypeAlias = Any
 StockConfig: TypeAlias = Any

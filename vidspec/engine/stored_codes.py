@@ -11,8 +11,6 @@ from vidspec.engine.few_rows import KernelMatrix, pack_levels, pack_words
 from vidspec.engine.matrix import Matrix, row_blocks
 from vidspec.engine.quantised import BLOCK, Int4Matrix, Int8Matrix, int4_bytes, kernel_on
 
-__all__ = ["StoredCodes"]
-
 
 class StoredCodes(NamedTuple):
     """A weight (out, in) as a checkpoint stores it.

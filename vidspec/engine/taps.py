@@ -8,8 +8,6 @@ from typing import Literal
 
 import torch
 
-__all__ = ["Taps", "language_to_video_attention"]
-
 #: Attention scores held at a time: 32 MiB.
 _BLOCK = 1 << 23
 

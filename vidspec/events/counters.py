@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from vidspec.events.events import Round
 from vidspec.events.record import LengthsRecord
 
-__all__ = ["Counters", "count_rounds", "lengths", "tau", "weights_by_context"]
-
 
 @dataclass(frozen=True)
 class Counters:

@@ -9,8 +9,6 @@ from vidspec.events.events import Event, LoopLoad
 from vidspec.events.record import Caption
 from vidspec.events.tally import Tally
 
-__all__ = ["ClipPart", "CombinedObserver", "RunObserver"]
-
 
 class ClipPart(NamedTuple):
     """The part of a clip that a result is of.

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 
 from vidspec.events.record import Caption
 
-__all__ = ["Tally", "counted", "format_duration"]
-
 
 @dataclass
 class Tally:

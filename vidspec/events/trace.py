@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
-__all__ = ["KINDS", "Span", "Trace", "by_kind", "innermost", "to_chrome"]
-
 SpanKind: TypeAlias = Literal[
     "decode_video",
     "preprocess",

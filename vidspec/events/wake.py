@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from queue import Empty, SimpleQueue
 
-__all__ = ["WakeEvent"]
-
 
 class WakeEvent:
     """Wakes a loop that waits; may be set from any thread, and by a finaliser in the middle of any other call."""

@@ -8,8 +8,6 @@ from typing import TextIO
 
 from rich.cells import cell_len
 
-__all__ = ["WordWrap", "terminal_columns", "wrap_text"]
-
 #: Columns between two tab stops of a terminal.
 TAB = 8
 

@@ -59,9 +59,6 @@ from vidspec.models.quantised import read_head_tensors
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.weight_files import weight_file
 
-__all__ = ["LEAST", "BlockDecoder", "BlockHead", "MarkovStep", "draft_ids", "load_block_head"]
-
-
 #: Logit of an id that a head cannot draft: finite, as all logits must be.
 LEAST = -1e4
 

@@ -17,8 +17,6 @@ from vidspec.engine.rotary import RotaryTables
 from vidspec.engine.slab import Slab
 from vidspec.models.video_language_model import VideoLanguageModel
 
-__all__ = ["Head", "HeadDecoder", "HeadRows", "other_device_reason", "target_embedding"]
-
 
 @dataclass(frozen=True)
 class _NoVisualRows:

@@ -16,7 +16,7 @@ import torch
 
 from vidspec import memory
 from vidspec.engine.device import memory_for
-from vidspec.engine.quantised import Precision
+from vidspec.engine.matrix import Precision
 from vidspec.errors import DeviceError, ModelError
 from vidspec.models.base import StockConfig, StockModel, StockTokenizer, families
 from vidspec.models.checkpoint_config import checkpoint_errors, read_config, weight_source

@@ -12,7 +12,8 @@ from vidspec.engine.forward import prefill_chunk
 from vidspec.engine.fused import unsupported_reason
 from vidspec.engine.layout_times import second_copy_bytes
 from vidspec.engine.layouts import choose_packing, plain_linears, unquantisable_reason
-from vidspec.engine.quantised import Precision, quantised_bytes
+from vidspec.engine.matrix import Precision
+from vidspec.engine.quantised import quantised_bytes
 from vidspec.errors import DeviceError
 from vidspec.models.memory_estimate import ModelSizes
 from vidspec.models.placement import Placement, fit_placement

@@ -15,8 +15,7 @@ from vidspec.engine.decoders import decoder_of
 from vidspec.engine.device import memory_for
 from vidspec.engine.fused import FusedDecoder, unsupported_reason
 from vidspec.engine.layouts import WeightFormat, lay_out_all, matrix_linears
-from vidspec.engine.matrix import Matrix
-from vidspec.engine.quantised import Precision
+from vidspec.engine.matrix import Matrix, Precision
 from vidspec.engine.requests import Steps, run_to_completion
 from vidspec.engine.stock import StockDecoder
 from vidspec.models.base import (

@@ -12,11 +12,12 @@ from typing import cast
 from weakref import WeakKeyDictionary
 
 from vidspec import video
+from vidspec.channel import Channel
 from vidspec.engine.device import use_one_core
 from vidspec.models.base import Pixels, VisionOutput
 from vidspec.models.prompt import preprocess_clip
 from vidspec.models.video_language_model import VideoLanguageModel
-from vidspec.process import Channel, ChildEnded, can_fork, fork
+from vidspec.process import ChildEnded, can_fork, fork
 from vidspec.video.base import Clip
 
 #: Timeout of one clip in seconds, after which the process is killed.

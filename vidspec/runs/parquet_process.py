@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias
 
 from vidspec import memory
 from vidspec.bounds import LONGEST_PROMPT
+from vidspec.channel import Channel
 from vidspec.errors import UsageError, VideoError, VidspecError
-from vidspec.process import Channel, Child, ChildEnded, spawn
+from vidspec.process import Child, ChildEnded, spawn
 from vidspec.runs.read_worker import MOST_MEMORY
 from vidspec.runs.sources.manifests import PATH_KEYS
 from vidspec.runs.stores import SizedFile

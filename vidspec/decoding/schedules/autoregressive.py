@@ -7,8 +7,6 @@ from vidspec.engine.requests import Steps
 from vidspec.events.events import Round
 from vidspec.schedule import Schedule, schedules
 
-__all__ = ["autoregressive", "plain_round"]
-
 
 def autoregressive(sequence: Sequence) -> Steps[None]:
     """Continue a text after its first token, a round per token."""

@@ -40,8 +40,6 @@ from vidspec.models.placement import Placement
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.process import Child, ChildEnded, spawn
 
-__all__ = ["DraftProcessSlot"]
-
 #: Seconds for which activity counts instead of an answer, and the most for loading weights. Prefill of a long video, or
 #: loading from a disk, takes minutes.
 PATIENCE = LOADING = 1800.0

@@ -32,7 +32,8 @@ from vidspec.engine.rows import Rows
 from vidspec.engine.taps import Taps
 from vidspec.models import loading
 from vidspec.models.eagle3 import Eagle3Decoder
-from vidspec.models.eagle3_checkpoint import PROJECTIONS, default_tap_blocks, head_config
+from vidspec.models.eagle3_checkpoint import default_tap_blocks, head_config
+from vidspec.models.head import PROJECTIONS
 from vidspec.models.placement import resolve_placement
 from vidspec.models.quantised import read_head_tensors
 from vidspec.video import Clip, SourceFacts

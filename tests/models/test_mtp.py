@@ -74,10 +74,14 @@ def without(key):
     ("kind", "change", "message"),
     [
         (DENSE, lambda w: {}, "has no MTP layer: no tensor's name begins with mtp."),
-        (DENSE, without("mtp.fc.weight"), "mtp.fc.weight is missing"),
-        (DENSE, lambda w: w | {"mtp.layers.1.mlp.up_proj.weight": torch.ones(1)}, "mtp.layers.1.* is not known"),
-        (DENSE, lambda w: w | {"mtp.fc.weight_scale": torch.ones(1)}, "mtp.fc.weight_scale is not known"),
-        (DENSE, lambda w: w | {"mtp.fc.weight": torch.ones(HIDDEN, HIDDEN)}, "mtp.fc.weight has another shape"),
+        (DENSE, without("mtp.fc.weight"), "mtp.fc.weight is not in its files"),
+        (
+            DENSE,
+            lambda w: w | {"mtp.layers.1.mlp.up_proj.weight": torch.ones(1)},
+            "the tensor mtp.layers.1.*, which is not",
+        ),
+        (DENSE, lambda w: w | {"mtp.fc.weight_scale": torch.ones(1)}, "the tensor mtp.fc.weight_scale, which is not"),
+        (DENSE, lambda w: w | {"mtp.fc.weight": torch.ones(HIDDEN, HIDDEN)}, "mtp.fc.weight has the shape"),
         (
             EXPERT,
             lambda w: without("mtp.layers.0.mlp.experts.1.up_proj.weight")(apart(w)),

@@ -24,7 +24,6 @@ which the row of the last emitted token may draft too, and a head may have an ou
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import NamedTuple
@@ -38,7 +37,7 @@ from vidspec.engine.rotary import RotaryPositions, RotaryTables, rotate
 from vidspec.engine.slab import Slab
 from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig
-from vidspec.models.checkpoint_config import check_kernels, load_error, refuse_assistant, weight_source
+from vidspec.models.checkpoint_config import checkpoint_errors
 from vidspec.models.dflash_checkpoint import (
     CONFIDENCE,
     MARKOV,
@@ -46,18 +45,15 @@ from vidspec.models.dflash_checkpoint import (
     BlockSettings,
     block_config,
     check_target,
-    check_tensors,
+    head_shapes,
     mask_id,
     place_rotated_first,
     rotated_width,
     sections_fit,
 )
-from vidspec.models.head import Head, HeadDecoder, other_device_reason, target_embedding
-from vidspec.models.hub import retries_offline
+from vidspec.models.head import Head, HeadDecoder, check_tensors, other_device_reason, read_head, target_embedding
 from vidspec.models.placement import Placement
-from vidspec.models.quantised import read_head_tensors
 from vidspec.models.video_language_model import VideoLanguageModel
-from vidspec.models.weight_files import weight_file
 
 #: Logit of an id that a head cannot draft: finite, as all logits must be.
 LEAST = -1e4
@@ -118,13 +114,14 @@ class BlockDecoder(HeadDecoder):
         fitting = rope if sections_fit(config) else {}  # those of a wider target are inherited, and not used
         self._positions = RotaryPositions(rotary, fitting, like, interleaved=interleaved)
         self.axes = self._positions.axes
-        self._target_logits: Callable[[torch.Tensor], torch.Tensor] | None = None
+        #: Output head of the target, which maps states (n, hidden) to logits; set before a pass.
+        self.target_logits: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._target_cap: float | None = None  # of the target's logits, without which the head was trained
 
     def bind_target(self, target: VideoLanguageModel) -> None:
         """Take the embedding and the output head of the target, for drafting."""
         self._context_weights = self._join_context_weights()  # before a pass is captured with their addresses
-        self.bind_logits(target.decoder.logits)
+        self.target_logits = target.decoder.logits
         embed, scale = target_embedding(target, self.device), self.settings.embedding_scale
         if not self.settings.scaled:
             language = target.language
@@ -132,10 +129,6 @@ class BlockDecoder(HeadDecoder):
             self._target_cap = getattr(language.config, "final_logit_softcapping", None)
         scaled = embed if scale == 1 else lambda ids: embed(ids) * scale
         self.bind(scaled, None, other_device_reason(target, self.device))
-
-    def bind_logits(self, logits: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Set the output head of the target, which maps states (n, hidden) to logits."""
-        self._target_logits = logits
 
     @cached_property
     def slab(self) -> Slab:
@@ -240,8 +233,8 @@ class BlockDecoder(HeadDecoder):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._ids is not None:
             return self._spread(self._linear("lm_head", hidden), LEAST)
-        assert self._target_logits is not None
-        logits = self._target_logits(hidden)
+        assert self.target_logits is not None
+        logits = self.target_logits(hidden)
         if self._target_cap is not None:
             logits = self._target_cap * torch.atanh((logits / self._target_cap).clamp(-0.999999, 0.999999))
         if self.settings.multiplier != 1:
@@ -350,7 +343,7 @@ class BlockHead(Head):
         self.one_axis, self.whole = settings.one_axis, bool(settings.both_ways or settings.kernel)
         check_target(name, config, settings, target)
         ids, tensors = draft_ids(name, dict(tensors), settings)
-        check_tensors(name, config, settings, tensors, target)
+        check_tensors(name, tensors, head_shapes(config, settings, int(target.language.config.hidden_size)))
         place_rotated_first(config, tensors)
         placed = {key: tensor.to(device, target.dtype).contiguous() for key, tensor in tensors.items()}
         self.decoder = BlockDecoder(config, settings, placed, None if ids is None else ids.to(device))
@@ -383,9 +376,8 @@ def draft_ids(
     return torch.arange(count) + offsets.long(), tensors
 
 
-@retries_offline
 def load_block_head(name: str, target: VideoLanguageModel, where: Placement) -> BlockHead:
-    """Load a block head for a target, without running code or reading pickles of its repository.
+    """Load a block head for a target.
 
     Args:
         name: hub id or folder.
@@ -395,15 +387,7 @@ def load_block_head(name: str, target: VideoLanguageModel, where: Placement) -> 
     Raises:
         ModelError: not found, not such a head, of an unknown layout, or for another target.
     """
-    source = weight_source(name, "a block head")
-    try:
-        check_kernels(name, source)
-        refuse_assistant(name, source)
-        given = json.loads(weight_file(source, "config.json").read_text(encoding="utf-8"))
+    given, tensors = read_head(name, "a block head")
+    with checkpoint_errors(name):
         config, settings = block_config(name, given)
-        tensors = {key.removeprefix("model."): tensor for key, tensor in read_head_tensors(name, source, given).items()}
-    except ModelError:
-        raise
-    except Exception as error:  # from the hub, broken JSON or safetensors, or values of the config
-        raise load_error(name, error) from error
     return BlockHead(name, config, settings, tensors, target, where.device)

@@ -18,6 +18,7 @@ from vidspec.engine.rotary import STATIC_ROPE, mrope_sections
 from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig
 from vidspec.models.checkpoint_config import unread_keys_note
+from vidspec.models.head import block_shapes, plain_rope
 from vidspec.models.video_language_model import VideoLanguageModel
 
 #: Kinds of Markov heads (DSpark, arXiv 2607.05147).
@@ -38,7 +39,6 @@ _SPECULATORS: Mapping[str, Mapping[str, Any]] = {
 }
 SELECTOR, CODEBOOKS = "candidate_selector", ("predecessor_codebook", "successor_codebook")
 MARKOV, CONFIDENCE = "markov_head", "confidence_head.proj"
-_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 class BlockSettings(NamedTuple):
@@ -115,9 +115,7 @@ def block_config(name: str, given: Mapping[str, Any]) -> tuple[StockConfig, Bloc
         )
     of_blocks = {*transformers.Qwen3Config().to_dict(), "rope_scaling", "rope_theta"} - _NOT_OF_BLOCKS
     blocks_of = {key: value for key, value in given.items() if key in of_blocks and value is not None}
-    for key in ("rope_scaling", "rope_parameters"):
-        if isinstance(rope := blocks_of.get(key), dict) and (rope.get("rope_type") or rope.get("type")) == "mrope":
-            blocks_of[key] = {**{k: v for k, v in rope.items() if k != "type"}, "rope_type": "default"}
+    plain_rope(blocks_of)
     if "sliding_attention" in (given.get("layer_types") or ()):
         blocks_of.setdefault("use_sliding_window", True)  # without it Qwen3Config drops the window
     config = transformers.Qwen3Config(**blocks_of)
@@ -247,55 +245,28 @@ def check_target(name: str, config: StockConfig, settings: BlockSettings, target
             raise ModelError(f"{name}: {problem}", hint="name the head that was trained for this target")
 
 
-def check_tensors(
-    name: str,
-    config: StockConfig,
-    settings: BlockSettings,
-    tensors: Mapping[str, torch.Tensor],
-    target: VideoLanguageModel,
-) -> None:
-    """Refuse missing and unknown tensors, and shapes that differ from the config.
-
-    Raises:
-        ModelError: the first difference.
-    """
-    hidden, inner, width = int(config.hidden_size), int(config.intermediate_size), int(config.head_dim)
-    heads, kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
-    joined = len(settings.taps) * int(target.language.config.hidden_size)
-    expected: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, joined)}
-    expected |= {f"{norm}.weight": (hidden,) for norm in ("norm", "hidden_norm")}
+def head_shapes(config: StockConfig, settings: BlockSettings, target_hidden: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a head's tensors by name, for a target with states of ``target_hidden`` numbers."""
+    hidden, width = int(config.hidden_size), int(config.head_dim)
+    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, len(settings.taps) * target_hidden)}
+    shapes |= {f"{norm}.weight": (hidden,) for norm in ("norm", "hidden_norm")}
     if settings.draft_vocabulary is not None:
-        expected["lm_head.weight"] = settings.draft_vocabulary, hidden
-    expected |= _markov_shapes(settings, int(config.vocab_size), hidden)
+        shapes["lm_head.weight"] = settings.draft_vocabulary, hidden
+    shapes |= _markov_shapes(settings, int(config.vocab_size), hidden)
     if settings.rank:
-        expected |= {f"{SELECTOR}.{book}": (int(config.vocab_size), settings.rank) for book in CODEBOOKS}
-        expected[f"{SELECTOR}.hidden_projection.weight"] = settings.rank, hidden
-    rows = {"q_proj": heads * width, "k_proj": kv_heads * width, "v_proj": kv_heads * width, "o_proj": hidden}
+        shapes |= {f"{SELECTOR}.{book}": (int(config.vocab_size), settings.rank) for book in CODEBOOKS}
+        shapes[f"{SELECTOR}.hidden_projection.weight"] = settings.rank, hidden
     for index in range(int(config.num_hidden_layers)):
         of = f"layers.{index}"
-        for projection in _PROJECTIONS:
-            columns = heads * width if projection == "o_proj" else hidden
-            expected[f"{of}.self_attn.{projection}.weight"] = rows[projection], columns
-            if getattr(config, "attention_bias", False):
-                expected[f"{of}.self_attn.{projection}.bias"] = (rows[projection],)
-        expected |= {f"{of}.self_attn.{norm}.weight": (width,) for norm in ("q_norm", "k_norm")}
-        expected |= {f"{of}.mlp.{part}.weight": (inner, hidden) for part in ("gate_proj", "up_proj")}
-        expected[f"{of}.mlp.down_proj.weight"] = hidden, inner
-        expected |= {f"{of}.{norm}.weight": (hidden,) for norm in ("input_layernorm", "post_attention_layernorm")}
+        shapes |= block_shapes(config, of, hidden, bias=bool(getattr(config, "attention_bias", False)))
+        shapes |= {f"{of}.self_attn.{norm}.weight": (width,) for norm in ("q_norm", "k_norm")}
+        shapes |= {f"{of}.{norm}.weight": (hidden,) for norm in ("input_layernorm", "post_attention_layernorm")}
         if settings.kernel:
             numbers = 2 * settings.kernel * (hidden // settings.kernel_group)
             for part in ("attention_conv", "mlp_conv"):
-                expected[f"{of}.{part}.base_kernel"] = 2, settings.kernel, hidden
-                expected[f"{of}.{part}.kernel_projection.weight"] = numbers, hidden
-    for key in sorted({*expected, *tensors}):
-        if key not in tensors:
-            raise ModelError(f"{name}: {key} is not in its files", kind="unreadable")
-        if key not in expected:
-            raise ModelError(f"{name}: has the tensor {key}, which is not known", kind="unreadable")
-        if (shape := tuple(tensors[key].shape)) != expected[key]:
-            raise ModelError(
-                f"{name}: {key} has the shape {shape}, and its config says {expected[key]}", kind="unreadable"
-            )
+                shapes[f"{of}.{part}.base_kernel"] = 2, settings.kernel, hidden
+                shapes[f"{of}.{part}.kernel_projection.weight"] = numbers, hidden
+    return shapes
 
 
 def _markov_shapes(settings: BlockSettings, vocabulary: int, hidden: int) -> dict[str, tuple[int, ...]]:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Literal, cast
@@ -22,21 +21,11 @@ from vidspec.engine.matrix import PlainMatrix
 from vidspec.engine.rotary import RotaryPositions, RotaryTables, rotate
 from vidspec.engine.slab import Slab
 from vidspec.models.base import StockConfig
-from vidspec.models.checkpoint_config import check_kernels, checkpoint_errors, refuse_assistant, weight_source
-from vidspec.models.eagle3_checkpoint import (
-    PROJECTIONS,
-    canonical_key,
-    check_keys,
-    check_layout,
-    head_config,
-    tap_blocks,
-)
-from vidspec.models.head import Head, HeadDecoder, other_device_reason, target_embedding
-from vidspec.models.hub import retries_offline
+from vidspec.models.checkpoint_config import checkpoint_errors
+from vidspec.models.eagle3_checkpoint import canonical_key, check_keys, check_layout, head_config, tap_blocks
+from vidspec.models.head import PROJECTIONS, Head, HeadDecoder, other_device_reason, read_head, target_embedding
 from vidspec.models.placement import Placement
-from vidspec.models.quantised import read_head_tensors
 from vidspec.models.video_language_model import VideoLanguageModel
-from vidspec.models.weight_files import weight_file
 
 
 class Eagle3Decoder(HeadDecoder):
@@ -171,12 +160,11 @@ class Eagle3Head(Head):
         self.name, self.target, self.device = name, target, device
         self.blocks = tap_blocks(name, config, target.layers)
         self.one_axis = hasattr(config, "speculators_model_type")
-        embedding = tensors.pop("embed_tokens.weight", None)
+        embedding, _ = tensors.pop("embed_tokens.weight", None), tensors.pop("t2d", None)
         check_layout(name, config, tensors, embedding, target, len(self.blocks))
         ids = torch.arange(len(tensors["lm_head.weight"]))
         if "d2t" in tensors:
             ids = ids + tensors.pop("d2t").long()
-        tensors.pop("t2d", None)
         known = ids < target.vocabulary
         if not known.all():  # padding rows
             tensors["lm_head.weight"] = tensors["lm_head.weight"][known]
@@ -196,9 +184,8 @@ class Eagle3Head(Head):
         return self._project(states)
 
 
-@retries_offline
 def load_eagle3(name: str, target: VideoLanguageModel, where: Placement) -> Eagle3Head:
-    """Load a head for a target, without running code or reading pickles of its repository.
+    """Load a head for a target.
 
     Args:
         name: hub id or folder.
@@ -208,12 +195,9 @@ def load_eagle3(name: str, target: VideoLanguageModel, where: Placement) -> Eagl
     Raises:
         ModelError: not found, not a head, of an unknown layout, or for another target.
     """
-    source = weight_source(name, "an EAGLE-3 head")
+    given, tensors = read_head(name, "an EAGLE-3 head")
+    weights = {canonical_key(key): tensor for key, tensor in tensors.items()}
     with checkpoint_errors(name):
-        check_kernels(name, source)
-        refuse_assistant(name, source)
-        given = json.loads(weight_file(source, "config.json").read_text(encoding="utf-8"))
-        weights = {canonical_key(key): tensor for key, tensor in read_head_tensors(name, source, given).items()}
         given.pop("quantization_config", None)  # the weights are plain numbers now
         notes = check_keys(name, given) if "fc.weight" in weights else ()  # else it is no head, which is said below
         config = head_config(given)

@@ -28,21 +28,9 @@ from vidspec.engine.rotary import STATIC_ROPE, mrope_sections
 from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig
 from vidspec.models.checkpoint_config import unread_keys_note
+from vidspec.models.head import block_shapes, check_tensors, plain_rope
 from vidspec.models.video_language_model import VideoLanguageModel
 
-#: Projections of the attention, in order of use.
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
-#: Required tensors.
-_REQUIRED_TENSORS = (
-    "fc.weight",
-    "norm.weight",
-    "lm_head.weight",
-    "midlayer.input_layernorm.weight",
-    "midlayer.hidden_norm.weight",
-    "midlayer.post_attention_layernorm.weight",
-    *(f"midlayer.self_attn.{name}.weight" for name in PROJECTIONS),
-    *(f"midlayer.mlp.{name}.weight" for name in ("gate_proj", "up_proj", "down_proj")),
-)
 #: Keys of a head's own that are read, beside those of its block.
 _OWN = (
     *("draft_vocab_size", "eagle_aux_hidden_state_layer_ids", "eagle_config", "fc_norm", "mlp_bias", "norm_before_fc"),
@@ -61,16 +49,10 @@ _FIXED = {
     "use_last_layernorm": True,
     "use_mtp_layernorm": False,
 }
-#: Optional tensors.
-_OPTIONAL_TENSORS = (
-    *("embed_tokens.weight", "d2t", "t2d", "fc.bias"),
-    *(f"midlayer.self_attn.{name}.bias" for name in PROJECTIONS),
-)
 
 
 def canonical_key(key: str) -> str:
-    """Return a tensor's name in EAGLE's scheme: others prefix ``model.``, or name the block ``layers.0``."""
-    key = key.removeprefix("model.")
+    """Return a tensor's name in EAGLE's scheme: ``speculators`` names the block ``layers.0``."""
     return f"midlayer.{key.removeprefix('layers.0.')}" if key.startswith("layers.0.") else key
 
 
@@ -99,10 +81,7 @@ def head_config(given: dict[str, Any]) -> StockConfig:
     settings = {**inner, **{key: value for key, value in given.items() if key not in inner}}
     for key, other in (("norm_before_fc", ""), ("norm_output", "return_hidden_post_norm"), ("fc_norm", "use_aux_norm")):
         settings[key] = any(part.get(name) for part in (given, eagle) for name in (key, other))
-    for key in ("rope_scaling", "rope_parameters"):
-        rope = settings.get(key)
-        if isinstance(rope, dict) and (rope.get("rope_type") or rope.get("type")) == "mrope":
-            settings[key] = {**{k: v for k, v in rope.items() if k != "type"}, "rope_type": "default"}
+    plain_rope(settings)
     for key in ("model_type", "architectures", "auto_map", "torch_dtype", "dtype"):
         settings.pop(key, None)
     return transformers.LlamaConfig(**settings)
@@ -139,21 +118,15 @@ def check_layout(
     Raises:
         ModelError: the first difference.
     """
-    if absent := next((key for key in _REQUIRED_TENSORS if key not in tensors), None):
+    if "fc.weight" not in tensors:
         raise ModelError(
-            f"{name}: is not an EAGLE-3 head: {absent} is not in its files",
+            f"{name}: is not an EAGLE-3 head: fc.weight is not in its files",
             hint="--draft takes the head of the target, in safetensors, with draft.kind: eagle3",
             kind="unreadable",
         )
-    norms = ["input_norm.weight"] if getattr(config, "norm_before_fc", False) else []
-    norms += [f"fc_norm.{at}.weight" for at in range(blocks)] if getattr(config, "fc_norm", False) else []
-    if absent := next((key for key in norms if key not in tensors), None):
-        raise ModelError(f"{name}: its config asks for {absent}, which is not in its files", kind="unreadable")
-    unknown = sorted(set(tensors) - {*_REQUIRED_TENSORS, *_OPTIONAL_TENSORS, *norms})
     rope = getattr(config, "rope_parameters", None) or {}
-    hidden, width = int(config.hidden_size), int(config.head_dim)
+    hidden, half = int(config.hidden_size), int(config.head_dim) // 2
     for broken, problem in (
-        (bool(unknown), f"has the tensor {unknown[0] if unknown else ''}, which is not known"),
         (int(config.num_hidden_layers) != 1, f"has {config.num_hidden_layers} blocks, and heads of one are read"),
         (config.hidden_act != "silu", f"has the activation {config.hidden_act}, and silu is what is computed"),
         (rope.get("rope_type", "default") not in STATIC_ROPE, f"has rotary positions of type {rope.get('rope_type')}"),
@@ -161,8 +134,8 @@ def check_layout(
         if broken:
             raise ModelError(f"{name}: {problem}", kind="unreadable")
     sections = mrope_sections(rope)
-    if sections is not None and sum(sections) != width // 2:
-        raise ModelError(f"{name}: mrope_section {sections} divides {sum(sections)} of {width // 2} frequencies")
+    if sections is not None and sum(sections) != half:
+        raise ModelError(f"{name}: mrope_section {sections} divides {sum(sections)} of {half} frequencies")
     target_hidden = int(target.embed(torch.zeros(1, dtype=torch.long, device=target.device)).shape[-1])
     joined = tensors["fc.weight"].shape[1]
     if joined != blocks * target_hidden:
@@ -181,41 +154,36 @@ def check_layout(
             hint="name the head that was trained for this target",
             kind="tokenizer",
         )
-    _check_shapes(name, config, tensors)
+    expected = _shapes(config, joined, blocks)
+    check_tensors(name, tensors, expected, {"d2t", *(key for key in expected if key.endswith("bias"))})
+    _check_draft_ids(name, tensors, len(tensors["lm_head.weight"]), known)
 
 
-def _check_shapes(name: str, config: StockConfig, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse tensors whose shapes differ from the config, and an invalid ``d2t``.
+def _shapes(config: StockConfig, joined: int, blocks: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a head's tensors by name, the optional ones included; states are ``joined`` wide."""
+    hidden, norms = int(config.hidden_size), ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+    drafted = getattr(config, "draft_vocab_size", None) or int(config.vocab_size)
+    shapes = block_shapes(config, "midlayer", 2 * hidden, bias=True)
+    shapes |= {
+        "fc.weight": (hidden, joined),
+        "fc.bias": (hidden,),
+        "lm_head.weight": (drafted, hidden),
+        "d2t": (drafted,),
+    }
+    shapes |= {f"{norm}.weight": (hidden,) for norm in ("norm", *(f"midlayer.{norm}" for norm in norms))}
+    if getattr(config, "norm_before_fc", False):
+        shapes["input_norm.weight"] = (joined,)
+    if getattr(config, "fc_norm", False):
+        shapes |= {f"fc_norm.{at}.weight": (joined // blocks,) for at in range(blocks)}
+    return shapes
+
+
+def _check_draft_ids(name: str, tensors: Mapping[str, torch.Tensor], drafted: int, known: int) -> None:
+    """Refuse a ``d2t`` that maps ``drafted`` ids outside ``known`` ones, or that is missing.
 
     Raises:
-        ModelError: the first difference.
+        ModelError: it does.
     """
-    hidden, width, known = int(config.hidden_size), int(config.head_dim), int(config.vocab_size)
-    heads, kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
-    drafted = getattr(config, "draft_vocab_size", None) or known
-    expected = {
-        "fc.weight": (hidden, tensors["fc.weight"].shape[1]),
-        "norm.weight": (hidden,),
-        "lm_head.weight": (drafted, hidden),
-        "midlayer.hidden_norm.weight": (hidden,),
-        "midlayer.input_layernorm.weight": (hidden,),
-        "midlayer.post_attention_layernorm.weight": (hidden,),
-        "midlayer.self_attn.q_proj.weight": (heads * width, 2 * hidden),
-        "midlayer.self_attn.k_proj.weight": (kv_heads * width, 2 * hidden),
-        "midlayer.self_attn.v_proj.weight": (kv_heads * width, 2 * hidden),
-        "midlayer.self_attn.o_proj.weight": (hidden, heads * width),
-        "midlayer.mlp.gate_proj.weight": (int(config.intermediate_size), hidden),
-        "midlayer.mlp.up_proj.weight": (int(config.intermediate_size), hidden),
-        "midlayer.mlp.down_proj.weight": (hidden, int(config.intermediate_size)),
-        "d2t": (drafted,),
-        "input_norm.weight": (tensors["fc.weight"].shape[1],),
-    }
-    each = tensors["fc.weight"].shape[1] // max(1, sum(key.startswith("fc_norm.") for key in tensors))
-    expected |= {key: (each,) for key in tensors if key.startswith("fc_norm.")}
-    for key, shape in expected.items():
-        if key in tensors and tuple(tensors[key].shape) != shape:
-            actual = tuple(tensors[key].shape)
-            raise ModelError(f"{name}: {key} has the shape {actual}, and its config says {shape}", kind="unreadable")
     if "d2t" in tensors:
         ids = torch.arange(drafted) + tensors["d2t"].long()
         if int(ids.min()) < 0 or int(ids.max()) >= known or len(ids.unique()) < drafted:

@@ -1,10 +1,12 @@
-"""Base classes of draft heads: blocks that draft from hidden states of their target, and their input rows."""
+"""Draft heads: base classes of blocks that draft from hidden states of their target, their input rows, their files."""
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -15,7 +17,16 @@ from vidspec.engine.head_states import StateInputs
 from vidspec.engine.matrix import Matrix
 from vidspec.engine.rotary import RotaryTables
 from vidspec.engine.slab import Slab
+from vidspec.errors import ModelError
+from vidspec.models.base import StockConfig
+from vidspec.models.checkpoint_config import check_kernels, checkpoint_errors, refuse_assistant, weight_source
+from vidspec.models.hub import retries_offline
+from vidspec.models.quantised import read_head_tensors
 from vidspec.models.video_language_model import VideoLanguageModel
+from vidspec.models.weight_files import weight_file
+
+#: Projections of the attention, in order of use.
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 @dataclass(frozen=True)
@@ -192,3 +203,79 @@ class Head(ABC):
         rows = torch.cat([embeddings, states], dim=1)[None]
         places = to_device(positions, self.device).expand(self.decoder.axes, -1)[:, None]
         return HeadRows(rows, places, next_position)
+
+
+@retries_offline
+def read_head(name: str, holding: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Read the config and the tensors of a head, without running code or reading pickles of its repository.
+
+    Args:
+        name: hub id or folder.
+        holding: what a folder should hold, for the error.
+
+    Returns:
+        Its config.json, and its tensors by name, without the prefix ``model.`` that some writers add.
+
+    Raises:
+        ModelError: not found, unreadable, or quantised in a way that is not read.
+    """
+    source = weight_source(name, holding)
+    with checkpoint_errors(name):
+        check_kernels(name, source)
+        refuse_assistant(name, source)
+        given = json.loads(weight_file(source, "config.json").read_text(encoding="utf-8"))
+        tensors = read_head_tensors(name, source, given)
+    return given, {key.removeprefix("model."): tensor for key, tensor in tensors.items()}
+
+
+def plain_rope(settings: dict[str, Any]) -> None:
+    """Name the rope type ``mrope`` of a config ``default``, as ``transformers`` knows it; the sections stay."""
+    for key in ("rope_scaling", "rope_parameters"):
+        rope = settings.get(key)
+        if isinstance(rope, dict) and (rope.get("rope_type") or rope.get("type")) == "mrope":
+            settings[key] = {**{k: v for k, v in rope.items() if k != "type"}, "rope_type": "default"}
+
+
+def block_shapes(config: StockConfig, of: str, inputs: int, *, bias: bool) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a block's attention and MLP by name.
+
+    Args:
+        config: of the head.
+        of: name of the block.
+        inputs: width of the input of queries, keys and values.
+        bias: True to include biases of the attention.
+    """
+    hidden, inner, width = int(config.hidden_size), int(config.intermediate_size), int(config.head_dim)
+    queries, keys = int(config.num_attention_heads) * width, int(config.num_key_value_heads) * width
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{of}.mlp.{part}.weight": (inner, hidden) for part in ("gate_proj", "up_proj")
+    }
+    shapes[f"{of}.mlp.down_proj.weight"] = hidden, inner
+    for projection, rows in zip(PROJECTIONS, (queries, keys, keys, hidden), strict=True):
+        shapes[f"{of}.self_attn.{projection}.weight"] = rows, queries if projection == "o_proj" else inputs
+        if bias:
+            shapes[f"{of}.self_attn.{projection}.bias"] = (rows,)
+    return shapes
+
+
+def check_tensors(
+    name: str,
+    tensors: Mapping[str, torch.Tensor],
+    expected: Mapping[str, Sequence[int]],
+    optional: Collection[str] = (),
+) -> None:
+    """Refuse missing and unknown tensors, and shapes that differ from those that the config asks for.
+
+    Raises:
+        ModelError: the first difference.
+    """
+    for key in sorted({*expected, *tensors}):
+        if key not in tensors:
+            problem = None if key in optional else f"{key} is not in its files"
+        elif key not in expected:
+            problem = f"has the tensor {key}, which is not known"
+        else:
+            shape, wanted = tuple(tensors[key].shape), tuple(expected[key])
+            problem = None if shape == wanted else f"{key} has the shape {shape}, and its config says {wanted}"
+        if problem is not None:
+            raise ModelError(f"{name}: {problem}", kind="unreadable")

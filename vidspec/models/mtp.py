@@ -26,7 +26,7 @@ from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig, StockModel
 from vidspec.models.checkpoint_config import checkpoint_errors
 from vidspec.models.checkpoint_tensors import read_tensors
-from vidspec.models.head import Head, HeadDecoder, other_device_reason, target_embedding
+from vidspec.models.head import Head, HeadDecoder, check_tensors, other_device_reason, target_embedding
 from vidspec.models.hub import retries_offline
 from vidspec.models.video_language_model import VideoLanguageModel
 
@@ -146,14 +146,8 @@ def load_mtp(target: VideoLanguageModel) -> MtpHead:
     language, attention_blocks = target.language, target.decoder.cached or range(target.layers)
     with torch.device("meta"):
         layer = MtpLayer(language.config, language.layers[attention_blocks[-1]], language.norm).eval()
-    expected = {key: tensor.shape for key, tensor in layer.state_dict().items()}
-    stored = {key: tensor.shape for key, tensor in weights.items()}
-    for key in sorted({*expected, *stored}):
-        if expected.get(key) != stored.get(key):
-            problem = (
-                "is not known" if key not in expected else "is missing" if key not in stored else "has another shape"
-            )
-            raise ModelError(f"{target.name}: its MTP layer cannot be read: mtp.{key} {problem}", kind="unreadable")
+    expected = {f"mtp.{key}": tensor.shape for key, tensor in layer.state_dict().items()}
+    check_tensors(target.name, {f"mtp.{key}": tensor for key, tensor in weights.items()}, expected)
     placed = {key: weight.to(target.device, target.dtype) for key, weight in weights.items()}
     layer.load_state_dict(placed, assign=True)
     return MtpHead(layer, target)

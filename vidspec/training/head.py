@@ -16,13 +16,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from vidspec.errors import ModelError
-from vidspec.models.checkpoint_config import weight_source
 from vidspec.models.dflash import LEAST, BlockDecoder, MarkovStep, draft_ids, load_block_head
 from vidspec.models.dflash_checkpoint import block_config, mask_id, place_rotated_first
+from vidspec.models.head import read_head
 from vidspec.models.placement import Placement
-from vidspec.models.quantised import read_head_tensors
 from vidspec.models.video_language_model import VideoLanguageModel
-from vidspec.models.weight_files import weight_file
 from vidspec.training.new_head import begin_head, dense_weight
 from vidspec.training.states import TextStates
 
@@ -119,7 +117,7 @@ class TrainedBlocks(nn.Module):
         self.tensors: dict[str, torch.Tensor] = dict(zip(learned, self.parts, strict=True))
         self._stock, self._source = stock, self.tensors
         self.decoder = BlockDecoder(stock, self.settings, self._cast(), None if ids is None else ids.to(device))
-        self.decoder.bind_logits(lambda hidden: shared.logits(hidden, capped=self.settings.scaled))
+        self.decoder.target_logits = lambda hidden: shared.logits(hidden, capped=self.settings.scaled)
         self.taps = tuple(block + 1 for block in self.settings.taps)
         self.size, self.first = self.settings.size, self.settings.first
         self.one_axis = self.settings.one_axis or self.decoder.axes == 1
@@ -160,11 +158,7 @@ class TrainedBlocks(nn.Module):
             ModelError: it is no block head, or does not fit the target.
         """
         load_block_head(name, target, Placement(target.device, target.dtype))  # refuses what does not fit
-        source = weight_source(name, "a block head")
-        config = json.loads(weight_file(source, "config.json").read_text(encoding="utf-8"))
-        tensors = {
-            key.removeprefix("model."): tensor for key, tensor in read_head_tensors(name, source, config).items()
-        }
+        config, tensors = read_head(name, "a block head")
         dtype = torch.float32 if target.device.type == "cpu" else target.dtype
         config.pop("quantization_config", None)
         return cls(config, tensors, shared, mask_id(name, block_config(name, deepcopy(config))[1], target), dtype)

@@ -55,12 +55,12 @@ def test_three_rows_for_this_machine(vidspec, monkeypatch, gpu):
     """The smallest targets without a GPU, on one the largest that leave a fifth of its memory."""
     monkeypatch.setattr("vidspec.models.machine.device_memory", lambda: 80 << 30)
     small = [line.split("\t") for line in vidspec("models").out.splitlines()]
-    assert len(small) == 3 and {len(line) for line in small} == {4} and {line[2] for line in small} == {"-"}
+    assert len(small) == 3 and {len(line) for line in small} == {5} and {line[2] for line in small} == {"-"}
     gpu(80 << 30)
     large = [line.split("\t") for line in vidspec("models").out.splitlines()]
     sizes = [float(line[1].removesuffix(" GiB")) for line in (*small, *large)]
     assert max(sizes[:3]) < min(sizes[3:]) and max(sizes) <= 64
-    assert all(line[3] == f"vidspec caption clip.mp4 --target {line[0]}" for line in large)
+    assert all(line[4] == f"vidspec caption clip.mp4 --target {line[0]}" for line in large)
 
 
 def test_three_rows_for_a_card_have_gains(vidspec):
@@ -86,7 +86,11 @@ def test_all_pairs_the_smallest_first(vidspec, monkeypatch):
     sizes = [row["bytes"] for row in found if row["bytes"] is not None]
     assert sizes == sorted(sizes) and all(row["bytes"] is None for row in found[len(sizes) :])
     lines = vidspec("models", "--all").out.splitlines()
-    assert len(lines) == len(found) and any("GiB, too much\t" in line for line in lines) and "\t?\t-\t" in lines[-1]
+    assert (
+        len(lines) == len(found)
+        and any("GiB, too much\t" in line for line in lines)
+        and "\t?\t-\tnot published\t" in lines[-1]
+    )
     first = of(found, BIG, SMALL)
     assert first["command"] == f"vidspec caption clip.mp4 --target {BIG}" and first["fits"] is False
     other = of(found, BIG, "llava-hf/llava-onevision-qwen2-0.5b-ov-hf")
@@ -192,8 +196,22 @@ def test_the_terminal_shows_a_command_on_a_line_of_its_own(vidspec, monkeypatch)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "40")
     plain = re.sub(r"\x1b\[[\d;]*m", "", vidspec("models", "--card", "h100").out).splitlines()
-    assert len(plain) == 6 and all("GiB  " in line for line in plain[::2]) and "\t" not in "".join(plain)
-    assert all(line.startswith("  vidspec caption clip.mp4 --target ") for line in plain[1::2])
+    assert len(plain) == 9 and all("GiB  " in line for line in plain[::3]) and "\t" not in "".join(plain)
+    assert all("Video-MME" in line or line == "  not published" for line in plain[1::3])
+    assert all(line.startswith("  vidspec caption clip.mp4 --target ") for line in plain[2::3])
+
+
+def test_quality_is_the_publishers_with_its_source(vidspec):
+    """The target's, also beside other drafts; a model without a known figure says so."""
+    shown = {line.split("\t")[3] for line in vidspec("models", "qwen2.5-vl-7b-instruct").out.splitlines()}
+    assert shown == {"Video-MME 65.1 (https://huggingface.co/Qwen/Qwen2.5-VL-72B-Instruct)"}
+    row = listed(vidspec)[0]
+    assert row["target"] == "openbmb/MiniCPM-V-4.6" and row["quality"] is None
+    assert of(listed(vidspec), BIG, SMALL)["quality"] == {
+        "benchmark": "Video-MME",
+        "score": 66.2,
+        "source": "https://arxiv.org/abs/2408.03326",
+    }
 
 
 @pytest.mark.parametrize("size", ["7", "0x5", "5x", "ax3", "100000x9", "-1x4"])

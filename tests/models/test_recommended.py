@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from vidspec.errors import UsageError
-from vidspec.models.known_pairs import MemoryWorkload, known_model
-from vidspec.models.recommended import PLAINLY, card_of_device, cards, default_on, named_card
+from vidspec.models.known_pairs import MemoryWorkload, known_model, listed_models
+from vidspec.models.recommended import PLAINLY, card_of_device, cards, default_on, named_card, video_scores
 
 TARGET = "Qwen/Qwen2.5-VL-7B-Instruct"
 
@@ -37,6 +37,16 @@ def test_the_page_has_the_least_gain_of_cards_of_its_memories():
         alike = [key for key, card in cards().items() if card.memory == int(memory) * 10**9]
         for target, gain in zip(re.findall("`([^`]*)`", taken), re.findall(r"[\d.]+x", taken), strict=True):
             assert gain == f"{min(on(key, target).gain for key in alike):.1f}x", target
+        stated = re.findall(r"Video-MME ([\d.]+)", taken)
+        assert stated == [f"{video_scores()[target].score:.1f}" for target in re.findall("`([^`]*)`", taken)]
+
+
+def test_published_scores_are_of_listed_models_and_name_an_address():
+    scores = video_scores()
+    assert set(scores) <= set(listed_models()) and len(scores) > 25
+    assert all(0 < one.score < 100 and re.match(r"https://[\w.-]+/\S+$", one.source) for one in scores.values())
+    table = (Path(__file__).parents[2] / "vidspec" / "models" / "video_scores.yaml").read_text()
+    assert len(re.findall(r"^    \S+/\S+: [\d.]+$", table, re.MULTILINE)) == len(scores)  # each model stands once
 
 
 def test_targets_that_do_not_fit_or_are_unknown_have_no_default():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vidspec.cli.checkpoint import CheckpointReport
     from vidspec.models.known_pairs import KnownModel, MemoryWorkload
     from vidspec.models.own_heads import OwnHead
-    from vidspec.models.recommended import Card
+    from vidspec.models.recommended import Card, VideoScore
 
 #: Rows for this machine without ``--all``, and the share of free memory that they leave on a device not in the table.
 SHOWN, SPARE = 3, 0.2
@@ -61,20 +61,22 @@ def models(
         TextOrJson, typer.Option("--format", help="json: a list of objects; for a checkpoint, one object.")
     ] = "text",
 ) -> int:
-    """List three models for this machine: memory, predicted gain over plain decoding, and the command to run.
+    """List three models for this machine: memory, predicted gain, published quality, and the command to run.
 
     On a GPU these are the largest listed ones that fit it, those with a gain first; without one the smallest that leave
     a fifth of the memory. With NAME, the drafts and heads of a listed model, the default one first; another checkpoint
     is inspected by its config: whether it is supported, and which drafts fit its vocabulary and this machine's memory.
     Weights are never read.
 
-    Gains are looked up in a table of predictions for NVIDIA GPUs, whose default draft `vidspec caption` takes.
+    Gains are over plain decoding, looked up in a table of predictions for NVIDIA GPUs, whose default draft `vidspec
+    caption` takes. Quality is what the model's publisher states, with the address: per cent of the questions of
+    Video-MME answered correctly from the video, without subtitles.
 
     `vidspec models use NAME` makes NAME the default of `vidspec caption` in the user's config; `vidspec models use
     --none` removes it. Heads that `vidspec train` made here follow the rows, with date, clips and measured gain.
 
     Memory is weights and KV cache, without pruning and activations; ? means unknown. In a pipe each row is one line,
-    separated by tabs: model, memory, gain, command.
+    separated by tabs: model, memory, gain, quality, command.
 
     Exit codes: 0; with NAME, 3 if it is not supported, memory does not suffice, or its --draft does not fit it.
     """
@@ -113,8 +115,8 @@ def models(
     found = machine.rows_of(known) if known is not None else machine.all_rows() if every else machine.best_rows()
     heads = [head for head in own_heads() if known is None or head.target == known.name]
     if form == "json":
-        own = [{**_head_row(head)._asdict(), "made": head.made, "clips": head.clips} for head in heads]
-        print_json([*(row._asdict() for row in found), *own])
+        own = [{**_head_row(head).to_dict(), "made": head.made, "clips": head.clips} for head in heads]
+        print_json([*(row.to_dict() for row in found), *own])
     else:
         _print_rows(found)
         for head in heads:
@@ -232,10 +234,26 @@ class ModelRow(NamedTuple):
     command: str
 
     @property
-    def cells(self) -> tuple[str, str, str, str]:
+    def quality(self) -> VideoScore | None:
+        """The published score of the target."""
+        from vidspec.models.recommended import video_scores
+
+        return video_scores().get(self.target)
+
+    @property
+    def cells(self) -> tuple[str, str, str, str, str]:
+        from vidspec.models.known_pairs import known_model
+
         size = "?" if self.bytes is None else f"{self.bytes / 2**30:.1f} GiB"
         gain = "-" if self.gain is None else f"{self.gain:.1f}x"
-        return self.target, size + ("" if self.fits is not False else ", too much"), gain, self.command
+        quality = "not published" if known_model(self.target) else "-"
+        if (score := self.quality) is not None:
+            quality = f"{score.benchmark} {score.score:.1f} ({score.source})"
+        return self.target, size + ("" if self.fits is not False else ", too much"), gain, quality, self.command
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the row as an object of JSON."""
+        return {**self._asdict(), "quality": None if self.quality is None else self.quality._asdict()}
 
 
 class _Machine(NamedTuple):
@@ -320,7 +338,7 @@ class _Machine(NamedTuple):
 
 
 def _print_rows(found: Iterator[ModelRow] | Sequence[ModelRow]) -> None:
-    """Print rows: two lines each on a terminal, one with tabs in a pipe."""
+    """Print rows: three lines each on a terminal, one with tabs in a pipe."""
     from rich.console import Console
     from rich.text import Text
 
@@ -328,6 +346,7 @@ def _print_rows(found: Iterator[ModelRow] | Sequence[ModelRow]) -> None:
     if not console.is_terminal:
         print_rows([row.cells for row in found])
         return
-    for model, size, gain, command in (row.cells for row in found):
+    for model, size, gain, quality, command in (row.cells for row in found):
         console.print(Text.assemble((model, "bold"), f"  {size}  {gain}"), soft_wrap=True)
+        console.print(Text(f"  {quality}", style="dim"), soft_wrap=True)
         console.print(Text(f"  {command}"), soft_wrap=True)

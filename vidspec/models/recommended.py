@@ -1,6 +1,7 @@
-"""The default draft of published targets on NVIDIA cards, and its predicted gain: a table, nothing of it measured.
+"""The default draft of published targets on NVIDIA cards with its predicted gain, and their published quality.
 
-``python -m research.recommended`` computes ``recommended.yaml`` from data sheets and the sizes of models. No torch.
+Two tables, nothing of them measured: ``python -m research.recommended`` computes ``recommended.yaml`` from data sheets
+and the sizes of models, ``video_scores.yaml`` names its sources. No torch.
 """
 
 from __future__ import annotations
@@ -15,7 +16,18 @@ from vidspec.errors import UsageError
 from vidspec.models.known_pairs import KnownModel, MemoryWorkload, known_model
 from vidspec.registry import nearest
 
-__all__ = ["PLAINLY", "TABLE", "Card", "TargetDefault", "card_of_device", "cards", "default_on", "named_card"]
+__all__ = [
+    "PLAINLY",
+    "TABLE",
+    "Card",
+    "TargetDefault",
+    "VideoScore",
+    "card_of_device",
+    "cards",
+    "default_on",
+    "named_card",
+    "video_scores",
+]
 
 #: The file of the table, and its word for plain decoding.
 TABLE, PLAINLY = Path(__file__).with_suffix(".yaml"), "plain"
@@ -50,13 +62,33 @@ class TargetDefault(NamedTuple):
     bytes: int | None
 
 
+class VideoScore(NamedTuple):
+    """A model's score in a benchmark of video understanding, in per cent, and the address where its publisher states
+    it."""
+
+    benchmark: str
+    score: float
+    source: str
+
+
 @cache
-def _table() -> Mapping[str, Any]:
+def _table(file: Path = TABLE) -> Mapping[str, Any]:
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the pure one is slow
-    table: Mapping[str, Any] = yaml.load(TABLE.read_text(encoding="utf-8"), loader)
+    table: Mapping[str, Any] = yaml.load(file.read_text(encoding="utf-8"), loader)
     return table
+
+
+@cache
+def video_scores() -> dict[str, VideoScore]:
+    """Return the published scores of listed models, by hub id."""
+    table = _table(TABLE.with_name("video_scores.yaml"))
+    return {
+        name: VideoScore(table["benchmark"], score, source)
+        for source, scores in table["sources"].items()
+        for name, score in scores.items()
+    }
 
 
 def cards() -> dict[str, Card]:

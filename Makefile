@@ -76,7 +76,7 @@ LOWEST_TESTS := tests/models tests/video tests/test_captioner.py tests/test_garb
 test-lowest: $(LOWEST)/installed
 	@PYTHONDONTWRITEBYTECODE= $(LOWEST)/bin/python $(PARALLEL) -m "not full and not gpu" $(LOWEST_TESTS) $(ARGS)
 
-$(LOWEST)/installed: pyproject.toml vidspec/_version.py constraints/lowest.txt
+$(LOWEST)/installed: pyproject.toml vidspec/_version.py constraints/lowest.txt | $(BIN)/python
 	@echo "installing the lowest versions that pyproject.toml allows into $(LOWEST); this takes minutes, once" >&2
 	@$(PYTHON) -m venv --clear $(LOWEST)
 	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/lowest.txt \

@@ -220,6 +220,7 @@ def key(about: str, **bounds: Any) -> Any:
     return Field(description=about, json_schema_extra=_KEY, **bounds)
 
 
+@cache
 def options_of(part: Callable[..., object], *given: str) -> type[PartOptions]:
     """Return the options of a part: the parameters of its constructor, with types, bounds and defaults.
 

@@ -1,13 +1,16 @@
-"""Runs a command of ``vidspec`` without models over and over, each time killed at a random moment, until it ends.
+"""Runs commands of ``vidspec`` without models, each killed at random moments and started again until it ends.
 
-``kill_and_resume.py SEED KILLS SECONDS ARGS...`` prints how often it was killed and the exit code of the last run. A
-clip takes a few milliseconds. The runs are forks of this process, which has imported everything before.
+Reads a request per line, a JSON object of ``folder``, ``kills`` and ``args``, and answers with the number of kills and
+the exit code of the last run. A clip takes a few milliseconds. The runs are forks of this process, which has imported
+everything before.
 """
 
+import json
 import os
 import random
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +29,10 @@ from tests.fake_captioner import FakeCaptioner, FakeReader
 from vidspec.cli import main
 
 SECONDS_A_CLIP = 0.004
+#: Runs are killed within so many seconds.
+SECONDS_TO_KILL = 0.25
+#: A run that takes longer hangs.
+LIMIT = 300.0
 
 
 class SlowCaptioner(FakeCaptioner):
@@ -35,32 +42,35 @@ class SlowCaptioner(FakeCaptioner):
             yield event
 
 
-def once(args, until_killed):
+def once(folder, args, until_killed):
+    """Run a command; return the status of its process."""
     child = os.fork()
     if child == 0:
         # The kernel ends it, as SIGKILL does: this process may be too late on a busy machine.
         signal.setitimer(signal.ITIMER_REAL, until_killed)
-        silence = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silence, 1)
-        os.dup2(silence, 2)
+        silence = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(silence, stream)
+        os.chdir(folder)
+        os.environ["XDG_CONFIG_HOME"], tempfile.tempdir = folder, os.path.dirname(folder)
         os._exit(main(args))
-    return child
+    return os.waitpid(child, 0)[1]
 
 
-def run(seed, kills, seconds, args):
-    rng = random.Random(seed)
+def run(folder, kills, args):
+    rng = random.Random(7)
+    for done in range(kills):
+        status = once(folder, args, rng.uniform(0.0, SECONDS_TO_KILL))
+        if os.WIFEXITED(status):
+            return done, os.WEXITSTATUS(status)
+    return kills, os.waitstatus_to_exitcode(once(folder, args, LIMIT))
+
+
+if __name__ == "__main__":
     module = ModuleType("vidspec.captioner")
     module.Captioner = SlowCaptioner
     sys.modules["vidspec.captioner"] = module
     vidspec.runs.executors.local.ClipReader = vidspec.runs.segment_files.ClipReader = FakeReader
-    done = 0
-    while True:
-        child = once(args, rng.uniform(0.0, seconds) if done < kills else 0.0)
-        _, status = os.waitpid(child, 0)
-        if os.WIFEXITED(status):
-            return done, os.WEXITSTATUS(status)
-        done += 1
-
-
-if __name__ == "__main__":
-    print(*run(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:]))
+    os.fsync = lambda number: None  # the kernel keeps what a killed process has written
+    for line in sys.stdin:
+        print(*run(**json.loads(line)), flush=True)

@@ -33,16 +33,24 @@ def clips(tmp_path_factory):
     return folder
 
 
-def killed(kills, where, clips, *args):
-    """The number of kills and the final exit code of runs in the folder ``where``, and all files they left."""
-    where.mkdir(exist_ok=True)
-    command = [sys.executable, str(ROOT / "tests/runs/kill_and_resume.py"), "7", str(kills), "0.25"]
-    command += ["caption", str(clips), *args]
-    ran = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=300, env=environment(where))
-    assert ran.returncode == 0, ran.stderr
-    times, code = map(int, ran.stdout.split())
-    left = {str(path.relative_to(where)): path.read_bytes() for path in where.rglob("*") if path.is_file()}
-    return times, code, {name: without_marks(data) for name, data in left.items() if not name.endswith(".part")}
+@pytest.fixture(scope="module")
+def killed():
+    """A function that runs a command in a folder of its own.
+
+    It returns the number of kills and the final exit code of the runs, and all files they left.
+    """
+    command = [sys.executable, str(ROOT / "tests/runs/kill_and_resume.py")]
+    runner = subprocess.Popen(command, env=environment(ROOT), stdin=-1, stdout=-1, text=True)
+
+    def run(kills, where, *args):
+        where.mkdir(exist_ok=True)
+        print(json.dumps({"folder": str(where), "kills": kills, "args": args}), file=runner.stdin, flush=True)
+        times, code = map(int, runner.stdout.readline().split())
+        left = {str(path.relative_to(where)): path.read_bytes() for path in where.rglob("*") if path.is_file()}
+        return times, code, {name: without_marks(data) for name, data in left.items() if not name.endswith(".part")}
+
+    with runner:
+        yield run
 
 
 def without_marks(data):
@@ -67,9 +75,9 @@ def environment(where):
         pytest.param(("--segment", "2s", "--cut", "out", "--batch", "4"), id="cut"),
     ],
 )
-def test_killed_again_and_again(clips, tmp_path, args):
-    times, code, files = killed(KILLS, tmp_path / "killed", clips, *args)
-    undisturbed, whole_code, whole = killed(0, tmp_path / "whole", clips, *args)
+def test_killed_again_and_again(killed, clips, tmp_path, args):
+    times, code, files = killed(KILLS, tmp_path / "killed", "caption", str(clips), *args)
+    undisturbed, whole_code, whole = killed(0, tmp_path / "whole", "caption", str(clips), *args)
     assert (times, undisturbed) == (KILLS, 0)
     assert code == whole_code == 1
     assert files == whole
@@ -80,7 +88,7 @@ def test_killed_again_and_again(clips, tmp_path, args):
 
 
 @pytest.mark.full
-def test_existing_texts_outlive_kills(clips, tmp_path):
+def test_existing_texts_outlive_kills(killed, clips, tmp_path):
     """Each is kept once as ``NAME~`` and goes into its caption, whenever its run ended."""
     for folder in ("killed", "whole"):
         for number in range(0, CLIPS, 2):
@@ -88,9 +96,9 @@ def test_existing_texts_outlive_kills(clips, tmp_path):
             text.parent.mkdir(parents=True)
             text.write_text(f"tags {number}\n")
     use = ("--format", "txt", "--output-dir", "out", "--existing", "use", "--template", "{existing}: {caption}")
-    times, code, files = killed(KILLS, tmp_path / "killed", clips, *use)
+    times, code, files = killed(KILLS, tmp_path / "killed", "caption", str(clips), *use)
     assert times == KILLS and code == 1
-    undisturbed, code, whole = killed(0, tmp_path / "whole", clips, *use)
+    undisturbed, code, whole = killed(0, tmp_path / "whole", "caption", str(clips), *use)
     assert files == whole and undisturbed == 0 and code == 1
     texts = {name: text.decode() for name, text in files.items() if ".txt" in name}
     kept = {name: text for name, text in texts.items() if name.endswith("~")}
@@ -134,15 +142,14 @@ def test_existing_texts_and_replicas(tmp_path):
 @pytest.mark.sample(full=1)
 @pytest.mark.full
 @pytest.mark.parametrize("suffix", ["parquet", "tar"])
-def test_parts_of_shards_killed_again_and_again(tmp_path, monkeypatch, suffix):
+def test_parts_of_shards_killed_again_and_again(killed, tmp_path, suffix):
     """Not a clip is lost, none is there twice, and the parts are the same bytes."""
     pytest.importorskip("pyarrow")
     from tests.runs.shards import rows, write_shards
 
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
     failing = set(range(3, CLIPS, CLIPS // FAILING))
     shards = write_shards(tmp_path / "shards", 10, CLIPS // 10, failing=failing)
-    args = (*map(str, sorted(shards.iterdir())), "--output-dir", "out", "--batch", "4")
+    args = ("caption", *map(str, sorted(shards.iterdir())), "--output-dir", "out", "--batch", "4")
     args += ("--format", {"parquet": "parquet", "tar": "webdataset"}[suffix])
     times, code, files = killed(KILLS, tmp_path / "killed", *args)
     undisturbed, whole_code, whole = killed(0, tmp_path / "whole", *args)

@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
@@ -65,6 +65,7 @@ class Registry(Generic[T]):
         always: names that are valid without a module.
         known: parameters of constructors that are not options.
         separator: between words of names, where names of files have ``_``.
+        same: names of parts that are another part of the package under a further name, and its own.
     """
 
     def __init__(
@@ -78,9 +79,10 @@ class Registry(Generic[T]):
         always: tuple[str, ...] = (),
         known: tuple[str, ...] = (),
         separator: str = "_",
+        same: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.contract, self.part, self.package, self.noun, self.key = contract, part, package, noun, key
-        self.always, self.known, self.separator = always, known, separator
+        self.always, self.known, self.separator, self.same = always, known, separator, same
         self._entries: dict[str, type[T]] = {}
 
     def register(self, name: str) -> Callable[[type[C]], type[C]]:
@@ -123,6 +125,7 @@ class Registry(Generic[T]):
             ProfileError: there is no such part; the message has the nearest name and all valid ones. Or it lacks
                 methods.
         """
+        name = self.same.get(name, name)
         if name not in self._entries:
             if name in self.modules():
                 importlib.import_module(self._module(name))
@@ -144,7 +147,7 @@ class Registry(Generic[T]):
             TypeError: two parts disagree about a key.
         """
         found: dict[str, tuple[Any, Any]] = {}
-        for name in sorted(self.modules()):
+        for name in sorted(self.modules() - {*self.same}):
             importlib.import_module(self._module(name))  # `get` would look for all modules with each name
             for key, one in _parameters(self._entries[name], self.known).items():
                 fields = [about for about in getattr(one[0], "__metadata__", ()) if isinstance(about, FieldInfo)]
@@ -183,10 +186,10 @@ class Registry(Generic[T]):
         return f"unknown {self.noun} {name!r}{meant} valid: {', '.join(valid)}"
 
     def modules(self) -> set[str]:
-        """Return the names of the built-in parts: the modules of the package besides ``base``."""
+        """Return the names of the built-in parts: the modules of the package besides ``base``, and further names."""
         spec = importlib.util.find_spec(self.package)
         modules = pkgutil.iter_modules(spec.submodule_search_locations if spec else ())
-        return {module.name.replace("_", self.separator) for module in modules} - {"base"}
+        return {*self.same, *(module.name.replace("_", self.separator) for module in modules)} - {"base"}
 
     def _module(self, name: str) -> str:
         return f"{self.package}.{name.replace(self.separator, '_')}"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vidspec.baselines.span import PrunedSpan
+from vidspec.baselines.engine import PrunedSpan
 from vidspec.engine.slab import Slab
 
 

@@ -15,8 +15,7 @@ from tests.engine.passing import forward, poison
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.schedules.sequential import sequential
 from vidspec.drafting.drafters.ensemble import prefix_of
-from vidspec.drafting.ensemble_chain import AdaptiveEnsembleChain, EnsembleChain
-from vidspec.drafting.ensemble_weights import ContextErrors
+from vidspec.drafting.ensemble_chain import AdaptiveEnsembleChain, ContextErrors, EnsembleChain
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import run_to_completion
 from vidspec.engine.sampling import Sampling

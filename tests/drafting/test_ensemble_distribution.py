@@ -12,7 +12,7 @@ from tests.drafting.toy_ensemble import ensemble
 from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.schedules.sequential import sequential
-from vidspec.drafting.ensemble_weights import mix_distributions
+from vidspec.drafting.ensemble_chain import mix_distributions
 from vidspec.engine.requests import run_to_completion
 from vidspec.engine.sampling import Sampling
 

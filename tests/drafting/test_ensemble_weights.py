@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.drafting.literal_ensemble import DIVERGENCES, literal_mean, literal_weights
-from vidspec.drafting.ensemble_weights import (
+from vidspec.drafting.ensemble_chain import (
     ContextErrors,
     equal_weights,
     grid_weights,

@@ -7,7 +7,7 @@ from vidspec.bench.measure import ProfileContender
 from vidspec.bench.turns import measure_in_turns
 from vidspec.config import profiles
 from vidspec.decoding.captioner_models import notes_on
-from vidspec.drafting.memory_file import MemoryFile
+from vidspec.drafting.memory import MemoryFile
 from vidspec.embedded.samples import shipped
 from vidspec.errors import OutputError, ProfileError, UsageError
 from vidspec.models.identity import model_identity

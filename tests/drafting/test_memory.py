@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tests.tiers import examples
 from vidspec.drafting import memory
-from vidspec.drafting.memory import BREAK, IndexedText, TextMemory
-from vidspec.drafting.memory_file import MemoryFile
+from vidspec.drafting.memory import BREAK, IndexedText, MemoryFile, TextMemory
 from vidspec.errors import OutputError, UsageError
 
 TOKENS = st.lists(st.integers(-1, 3), max_size=90)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from tests.decoding.toys import Table, ToyEngine
-from vidspec.drafting.ensemble_chain import AdaptiveEnsembleChain, EnsembleChain
-from vidspec.drafting.ensemble_weights import ContextErrors
+from vidspec.drafting.ensemble_chain import AdaptiveEnsembleChain, ContextErrors, EnsembleChain
 from vidspec.engine.sampling import Sampling
 
 

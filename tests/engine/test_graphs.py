@@ -20,7 +20,7 @@ from tests.engine.families import case
 from tests.engine.passing import poison, unreplayed
 from tests.engine.test_fused import SIZE, engine_of
 from tests.tiers import full_but, in_turn
-from vidspec.baselines.span import PrunedSpan
+from vidspec.baselines.engine import PrunedSpan
 from vidspec.engine.attention import split_count
 from vidspec.engine.block_kernels import triton_problem
 from vidspec.engine.choice_step import ChoiceStep

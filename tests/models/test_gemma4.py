@@ -26,9 +26,8 @@ from vidspec.errors import ProfileError
 from vidspec.models import loading
 from vidspec.models.families.gemma4 import Gemma4
 from vidspec.models.families.gemma4_unified import Gemma4Unified
-from vidspec.models.frame_rules import TokenGrid
+from vidspec.models.frame_rules import TokenGrid, fit_token_grid
 from vidspec.models.placement import resolve_placement
-from vidspec.models.tiles import fit_token_grid
 
 RECORDED = Path(__file__).parent / "fixtures" / "preprocess_gemma4.npz"
 SEEDS = range(20)

@@ -11,7 +11,7 @@ from transformers.models.llava_next.modeling_llava_next import unpad_image
 from research.stock_inputs import stock_pixels
 from tests.checkpoints.llava import IMAGE_SIZE, PATCH, RESOLUTIONS, SIDE, LlavaKind, adapter, clip, stock
 from tests.models.test_llava import mute
-from vidspec.models.tiles import best_resolution, unpadded_cells
+from vidspec.models.frame_rules import best_resolution, unpadded_cells
 from vidspec.pruning.base import token_grid
 
 KIND = LlavaKind(family="llava_next")

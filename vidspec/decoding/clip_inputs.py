@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vidspec import video
 from vidspec.decoding.admission import check_prompt
-from vidspec.decoding.request_setups import RequestSetups
+from vidspec.decoding.setup import RequestSetups
 from vidspec.models.request import CaptionRequest, require_text
 from vidspec.models.vision_ahead import VisionAhead
 

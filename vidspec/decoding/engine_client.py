@@ -15,9 +15,8 @@ from vidspec.config import profiles
 from vidspec.decoding.clip_inputs import ClipInputs
 from vidspec.decoding.decode import decode
 from vidspec.decoding.engine_thread import EngineThread, SubmittedClip
-from vidspec.decoding.request_setups import RequestSetups
 from vidspec.decoding.sequence import Sequence
-from vidspec.decoding.setup import PLAIN_DECODING, DecodingSetup
+from vidspec.decoding.setup import PLAIN_DECODING, DecodingSetup, RequestSetups
 from vidspec.decoding.tickets import Arrivals, Caller, ServingEvents, Ticket, serve
 from vidspec.embedded import ships
 from vidspec.errors import GenerationError

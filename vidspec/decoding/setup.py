@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -13,14 +13,14 @@ from vidspec.config.schema import Profile
 from vidspec.decoding.admission import check_prompt
 from vidspec.decoding.auto import max_window, measures_passes, prunes_late
 from vidspec.decoding.limits import StoppingRules
-from vidspec.decoding.recurrent_limits import check_states
 from vidspec.draft_length.costs import PassCosts
 from vidspec.draft_length.pace import WindowController
 from vidspec.drafting.base import DrafterKind, drafter_of
 from vidspec.engine.forward import Engine
+from vidspec.engine.recurrent import REACH
 from vidspec.engine.requests import Steps
 from vidspec.engine.sampling import Sampling
-from vidspec.errors import ModelError
+from vidspec.errors import ClosedError, ModelError, ProfileError, option
 from vidspec.events.trace import Trace
 from vidspec.lossy import lossy
 from vidspec.models.base import EmbeddedPrompt
@@ -40,6 +40,57 @@ if TYPE_CHECKING:
 
     from vidspec.decoding.sequence import ScheduleFunction
     from vidspec.decoding.workers.process import DraftProcessSlot
+
+#: Limits of recurrent states: key, why, the nearest valid choice, and a test whether a profile exceeds them.
+STATES: tuple[tuple[str, str, str, Callable[[Profile], bool]], ...] = (
+    (
+        f"{option('draft.topology')}: tree or adaptive",
+        "have one past",
+        "chain",
+        lambda p: _drafts(p) and p.draft.topology != "chain",
+    ),
+    (
+        f"{option('draft.kind')}: sparse_kv, or self with {option('draft.prefill')} gather",
+        "cannot be chosen from",
+        f"{option('draft.kind', 'model')}, or {option('draft.prefill', 'again')}",
+        lambda p: p.drafter is not None and p.drafter.gathers and not p.concurrent,
+    ),
+    (option("lossy.method"), "cannot be pruned", "none", lambda p: p.prunes_the_target),
+    (
+        f"{option('draft.gamma')} above {REACH // 2}",
+        f"go back by {REACH} tokens",
+        f"at most {REACH // 2}",
+        lambda p: _drafts(p) and p.draft.gamma != "auto" and p.draft.gamma > REACH // 2,
+    ),
+    (
+        f"{option('schedule.startup')}: fit",
+        f"go back by {REACH} tokens",
+        option("schedule.startup", "window"),
+        lambda p: p.schedule.kind == "parallel" and p.schedule.startup == "fit",
+    ),
+    (
+        f"{option('prune.when')}: late",
+        "cannot be chosen from",
+        option("prune.when", "wait"),
+        lambda p: p.prune.when == "late" and p.schedule.prefill == "parallel",
+    ),
+)
+
+
+def _drafts(profile: Profile) -> bool:
+    return profile.draft.kind != "none"
+
+
+def check_states(profile: Profile, target: str) -> None:
+    """Reject profiles that a target with recurrent blocks does not support: the rollback of its states is bounded.
+
+    Raises:
+        ProfileError: with the nearest valid choice.
+    """
+    for key, reason, choice, exceeds in STATES:
+        if exceeds(profile):
+            raise ProfileError(f"{key}: states of recurrent blocks ({target}) {reason}; nearest valid choice: {choice}")
+
 
 __all__ = ["DecodingSetup"]
 
@@ -248,3 +299,56 @@ def _find_schedule(profile: Profile, target: VideoLanguageModel) -> ScheduleFunc
     method = build_part(lossy.get(profile.lossy.method), profile.lossy)
     method.prepare(target)
     return method.run
+
+
+#: Most setups kept for options of requests.
+SETUPS = 64
+
+
+class RequestSetups:
+    """The setup of a profile and those of requests with options; all share its models, which :meth:`close` releases."""
+
+    def __init__(self, base: DecodingSetup) -> None:
+        self._base: DecodingSetup | None = base
+        self._setups: dict[tuple[bool, str], DecodingSetup] = {}  # plain or not, by the options of requests
+
+    @property
+    def base(self) -> DecodingSetup:
+        """The profile's setup.
+
+        Raises:
+            ClosedError: the captioner is closed.
+        """
+        if self._base is None:
+            raise ClosedError
+        return self._base
+
+    def of(self, request: CaptionRequest) -> DecodingSetup:
+        """Return the setup of a request.
+
+        Raises:
+            ClosedError: the captioner is closed.
+            ProfileError: an option is unknown, or does not fit the profile.
+        """
+        setup = self._with_options(request)
+        return setup.for_text if request.text_only else setup
+
+    def close(self) -> DecodingSetup | None:
+        """Return the profile's setup and refer to it no longer; None if that was done before."""
+        base, self._base = self._base, None
+        self._setups.clear()
+        return base
+
+    def _with_options(self, request: CaptionRequest) -> DecodingSetup:
+        base = self.base
+        if not (request.generate or request.plain):
+            return base
+        key = request.plain, repr(sorted(request.generate.items()))
+        setup = self._setups.get(key)
+        if setup is None:
+            setup = base.under(profiles.override(base.profile, PLAIN_DECODING)) if request.plain else base
+            setup = setup.with_generate(request.generate) if request.generate else setup
+            if len(self._setups) >= SETUPS:
+                self._setups.clear()
+            self._setups[key] = setup
+        return setup

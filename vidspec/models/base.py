@@ -260,7 +260,9 @@ class EmbeddedPrompt:
         )
 
 
+#: Families that differ from another in their stock modules only (mixtures of experts, names of processors).
+SAME_FAMILIES = {"glm46v": "glm4v", "glm4v_moe": "glm4v", "qwen3_5_moe": "qwen3_5", "qwen3_vl_moe": "qwen3_vl"}
 #: Model families, by the ``model_type`` of their checkpoints.
 families: Registry[VideoLanguageModel] = Registry(
-    None, "families", "vidspec.models.families", "model family", "models.family"
+    None, "families", "vidspec.models.families", "model family", "models.family", same=SAME_FAMILIES
 )

@@ -27,6 +27,8 @@ LARGEST_SIZES: Mapping[str, int] = {
 }
 #: Classes whose configs claim another family's ``model_type``, and whose towers differ from it.
 OTHER_CLASSES = ("TarsierForConditionalGeneration",)
+#: Types of language models without vision, which can draft.
+TEXT_TYPES = frozenset({"qwen2", "qwen3", "llama"})
 #: Kinds of heads, as the drafters name them, and in words.
 HEADS = {"eagle3": "EAGLE-3", "dflash": "DFlash"}
 #: Kinds of heads by a word in the ``architectures`` of their configs.
@@ -64,8 +66,6 @@ def read_config(name: str, *, text: bool = False) -> StockConfig:
     Raises:
         ModelError: not found, unreadable, of another family, or it needs code of its repository.
     """
-    from vidspec.models.text_only import TYPES
-
     source = weight_source(name)
     if (head := head_kind(name)) is not None:
         raise ModelError(
@@ -90,14 +90,14 @@ def read_config(name: str, *, text: bool = False) -> StockConfig:
                 hint=f"give --target BASE --adapter {name}, with the model it was trained on as BASE",
             ) from error
         needs_code = "trust_remote_code" in str(error)
-        if isinstance(claimed, str) and not needs_code and claimed not in families and claimed not in TYPES:
+        if isinstance(claimed, str) and not needs_code and claimed not in families and claimed not in TEXT_TYPES:
             raise unsupported_error(name, claimed) from error
         raise load_error(name, error) from error
     check_kernels(name, source)
     if (settings := quantization_config(config)) is not None:
         check_method(name, settings)
     family = str(config.model_type)
-    text_only = family not in families and family in TYPES
+    text_only = family not in families and family in TEXT_TYPES
     if family not in families and not (text_only and text):
         raise unsupported_error(name, family, blind=text_only)
     return config

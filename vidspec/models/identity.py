@@ -7,21 +7,14 @@ import json
 from dataclasses import dataclass
 
 from vidspec.errors import ModelError, ProfileError, option
+from vidspec.models.base import SAME_FAMILIES
 from vidspec.models.video_language_model import VideoLanguageModel
 
 #: Family of language models without vision.
 TEXT = "text"
 
 #: Families whose models may draft for each other: the same prompts, though other numbers of visual tokens.
-_RELATED_FAMILIES = {
-    "llava": "llava",
-    "llava_next": "llava",
-    "qwen3_vl_moe": "qwen3_vl",
-    "qwen3_5_moe": "qwen3_5",
-    "gemma4_unified": "gemma4",
-    "glm46v": "glm4v",
-    "glm4v_moe": "glm4v",
-}
+_RELATED_FAMILIES = {**SAME_FAMILIES, "llava_next": "llava", "gemma4_unified": "gemma4"}
 
 
 @dataclass(frozen=True)

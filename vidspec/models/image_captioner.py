@@ -18,12 +18,12 @@ from vidspec.engine.device import CoreSharing
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import Chain, PrefillPrompt, Steps, run_to_completion
 from vidspec.errors import ModelError
-from vidspec.models.chat_template import render_template
 from vidspec.models.checkpoint_config import any_config, checkpoint_errors, weight_source
 from vidspec.models.detokenizer import CLOSING_TAG, split_reasoning, token_decoder
 from vidspec.models.hub import retries_offline, show_downloads
 from vidspec.models.loading import load_weights
 from vidspec.models.placement import Placement
+from vidspec.models.prompt_template import render_template
 
 if TYPE_CHECKING:
     import numpy as np

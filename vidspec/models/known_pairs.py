@@ -11,9 +11,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vidspec.errors import GenerationError
-from vidspec.models.frame_rules import FrameRule, MergedPatches, SlicedFrames, SquareFrames, TiledFrames, TokenGrid
+from vidspec.models.frame_rules import (
+    FrameRule,
+    MergedPatches,
+    Size,
+    SlicedFrames,
+    SquareFrames,
+    TiledFrames,
+    TokenGrid,
+)
 from vidspec.models.memory_estimate import BYTES, PROMPT, ClipMemory, ModelSizes, clip_memory
-from vidspec.models.tiles import Size
 
 _PUBLISHED = Path(__file__).with_suffix(".yaml")
 _QWEN2_5 = MergedPatches(min_pixels=56**2, max_pixels=12_845_056, max_video_tokens=128_000)

@@ -10,19 +10,20 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NoReturn
 
 import torch
 
 from vidspec import memory
 from vidspec.engine.device import memory_for
 from vidspec.engine.matrix import Precision
+from vidspec.engine.requests import Steps
 from vidspec.errors import DeviceError, ModelError
-from vidspec.models.base import StockConfig, StockModel, StockTokenizer, families
+from vidspec.models.base import Pixels, StockConfig, StockModel, StockTokenizer, VisionOutput, families
 from vidspec.models.checkpoint_config import checkpoint_errors, read_config, weight_source
 from vidspec.models.checkpoint_tensors import check_plain, check_report
 from vidspec.models.hub import retries_offline, show_downloads
-from vidspec.models.identity import is_related, model_identity, tokenizer_mismatch
+from vidspec.models.identity import TEXT, is_related, model_identity, tokenizer_mismatch
 from vidspec.models.lora import merge_lora
 from vidspec.models.placement import Placement, fit_placement
 from vidspec.models.processor_files import ChatTemplate, read_processor, read_template, tokenizer_template
@@ -30,6 +31,7 @@ from vidspec.models.quantised import KeptCodes, dequantised_tensors, weight_size
 from vidspec.models.quantization_config import quantization_config, without_quantization
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.weight_files import optional_file, shard_files, stored_tensors
+from vidspec.video.base import Clip
 
 _PAIRS = {"embedded": "pair", "embedded-qwen": "pair_qwen"}
 #: Arguments of ``from_pretrained`` that run no code of a repository and read no pickle.
@@ -118,8 +120,6 @@ def _build_adapter(
 
 def adapter_class(family: str) -> type[VideoLanguageModel]:
     """Return the adapter of a ``model_type``; one without vision if it is no family's."""
-    from vidspec.models.text_only import TextModel
-
     return families.get(family) if family in families else TextModel
 
 
@@ -303,3 +303,31 @@ def set_vision_dtype(adapter: VideoLanguageModel, dtype: torch.dtype) -> None:
         for tensor in tensors if module not in language_modules else ():
             tensor.data = tensor.data.to(dtype) if tensor.is_floating_point() else tensor.data
     adapter.vision_dtype = dtype
+
+
+class TextModel(VideoLanguageModel):
+    """A ``Qwen2ForCausalLM``, ``Qwen3ForCausalLM`` or ``LlamaForCausalLM``; never a target.
+
+    As the draft of OnSD (TABED App. I.2) it reads the token ids of the target's prompt, with a text in the place of the
+    video, so that it continues the same prompt. Its own chat template is not used.
+    """
+
+    family = TEXT
+    chat_template: ClassVar[str] = ""
+
+    @staticmethod
+    def language_of(model: StockModel) -> StockModel:
+        return model.model
+
+    def _init_parts(self) -> None:
+        self.language: StockModel = self.language_of(self.model)
+        self.placeholder = ""
+
+    def preprocess(self, clip: Clip) -> Pixels:
+        self._raise_no_vision()
+
+    def encode_steps(self, pixels: Pixels, *, pooled: bool = False) -> Steps[VisionOutput]:
+        self._raise_no_vision()
+
+    def _raise_no_vision(self) -> NoReturn:
+        raise ModelError(f"{self.name} is a language model without vision", hint="set draft.kind: text_only")

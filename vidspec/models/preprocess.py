@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from vidspec.engine.device import to_device
 from vidspec.errors import ModelError
-from vidspec.models.tiles import best_resolution, fit_inside
+from vidspec.models.frame_rules import best_resolution, fit_inside
 from vidspec.video.base import Clip
 
 #: True if torch has the Lanczos filter (bytes on a CPU); transformers falls back to bicubic without it.

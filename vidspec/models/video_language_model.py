@@ -19,6 +19,7 @@ from vidspec.engine.matrix import Matrix, Precision
 from vidspec.engine.requests import Steps, run_to_completion
 from vidspec.engine.stock import StockDecoder
 from vidspec.models.base import (
+    SAME_FAMILIES,
     EmbeddedPrompt,
     Pixels,
     StockConfig,
@@ -193,7 +194,8 @@ class VideoLanguageModel(VisionAdapter):
         template: a chat template that takes lists of ``content`` and ``text`` contents; the family's own if None.
     """
 
-    family: ClassVar[str]
+    #: Model type of the checkpoint.
+    family: str
     #: Content type of the video in the template.
     content: ClassVar[str] = "video"
     #: Config key of the placeholder token's id.
@@ -216,6 +218,8 @@ class VideoLanguageModel(VisionAdapter):
         template: str | None = None,
     ) -> None:
         self.name, self.source, self.model, self.tokenizer = name, name, model.eval(), tokenizer
+        if SAME_FAMILIES.get(kind := str(model.config.model_type)) == self.family:
+            self.family = kind
         self._decoder: FusedDecoder | StockDecoder | None = None
         self._quantised: dict[Precision, Self] = {}
         self.vision_lock = threading.Lock()

@@ -45,8 +45,7 @@ class EnsembleDraft(DrafterKind):
             yield OptionConflict("prune.method", reason, option("prune.method", "none"))
 
     def open(self, clip: DraftContext) -> Steps[Drafter]:
-        from vidspec.drafting.ensemble_chain import AdaptiveEnsembleChain, EnsembleChain
-        from vidspec.drafting.ensemble_weights import ContextErrors
+        from vidspec.drafting.ensemble_chain import AdaptiveEnsembleChain, ContextErrors, EnsembleChain
 
         engine = clip.drafting()
         prefixes, spans = [], []

@@ -9,8 +9,7 @@ from pydantic import Field
 
 from vidspec.drafting.base import drafters
 from vidspec.drafting.lookup import LookupDrafter
-from vidspec.drafting.memory import TextMemory
-from vidspec.drafting.memory_file import MemoryFile
+from vidspec.drafting.memory import MemoryFile, TextMemory
 from vidspec.registry import key
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""GLM-4.1V and GLM-4.6V-Flash: frames in pairs at their own resolution, the time after each pair (M-RoPE)."""
+"""GLM-4.1V to GLM-4.6V: frames in pairs at their own resolution, the time after each pair (M-RoPE)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ CHAT_TEMPLATE = (
 
 @families.register("glm4v")
 class Glm4v(Qwen25VL):
-    """A ``Glm4vForConditionalGeneration`` (GLM-4.1V, GLM-4.6V-Flash); its prompt is ``[gMASK]<sop><|user|>\\n
+    """A ``Glm4vForConditionalGeneration`` (GLM-4.1V, GLM-4.6V-Flash), ``Glm46V...`` (by the name of its processor) or
+    ``Glm4vMoe...`` (GLM-4.5V, GLM-4.6V); its prompt is ``[gMASK]<sop><|user|>\\n
     <|begin_of_video|>{steps}<|end_of_video|>{prompt}/nothink<|assistant|>\\n<think></think>\\n``, each step being
     ``<|begin_of_image|>{step}<|end_of_image|>{time}``.
 

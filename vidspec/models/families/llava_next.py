@@ -7,9 +7,8 @@ import torch
 from vidspec.engine.requests import Steps
 from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
 from vidspec.models.families.llava import VICUNA, Llava
-from vidspec.models.frame_rules import FrameRule, TiledFrames
+from vidspec.models.frame_rules import FrameRule, TiledFrames, best_resolution, unpadded_cells
 from vidspec.models.preprocess import ProcessorConfig, cut_tiles, seconds_of
-from vidspec.models.tiles import best_resolution, unpadded_cells
 from vidspec.video.base import Clip
 
 MISTRAL = (

@@ -10,9 +10,8 @@ import torch
 from vidspec.engine.requests import Steps
 from vidspec.errors import ModelError
 from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
-from vidspec.models.frame_rules import SlicedFrames
+from vidspec.models.frame_rules import Size, SlicedFrames
 from vidspec.models.preprocess import PixelRules, ProcessorConfig, channels_first, pool_features, resize, seconds_of
-from vidspec.models.tiles import Size
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.vision import WINDOWS, calls_of
 from vidspec.video.base import Clip

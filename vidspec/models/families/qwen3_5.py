@@ -15,7 +15,7 @@ from vidspec.models.families.qwen3_vl import Qwen3VL
 
 @families.register("qwen3_5")
 class Qwen35(Qwen3VL):
-    """A ``Qwen3_5ForConditionalGeneration``, with thinking disabled in the template."""
+    """A ``Qwen3_5ForConditionalGeneration`` or ``Qwen3_5Moe...``, with thinking disabled in the template."""
 
     family = "qwen3_5"
 

@@ -34,9 +34,9 @@ class DeepstackTower(Qwen25VL):
 
 @families.register("qwen3_vl")
 class Qwen3VL(DeepstackTower):
-    """A ``Qwen3VLForConditionalGeneration``; its prompt is ``<|im_start|>user\\n<|vision_start|>{steps}<|vision_end|>
-    {prompt}<|im_end|>\\n<|im_start|>assistant\\n``, each step being
-    ``<{time:.1f} seconds><|vision_start|>{step}<|vision_end|>``.
+    """A ``Qwen3VLForConditionalGeneration`` or ``Qwen3VLMoe...``; its prompt is
+    ``<|im_start|>user\\n<|vision_start|>{steps}<|vision_end|>{prompt}<|im_end|>\\n<|im_start|>assistant\\n``, each step
+    being ``<{time:.1f} seconds><|vision_start|>{step}<|vision_end|>``.
 
     The processor of ``transformers`` 5.23 leaves the outer markers around the steps; that of 4.57 replaced them.
     """

@@ -138,7 +138,7 @@ def _state(left: PlannedClip | None, entry: Job, store: RunStore, settings: str)
     """Return the planned action for a clip, or its earlier result."""
     if left is not None:
         return "unreadable" if left.error else "caption"
-    parts = store.parts(entry, settings)
+    parts = store.captions.parts(entry, settings)
     if any(stored.failed for stored in parts.values()):
         return "failed"
     return "kept" if not parts and store.leaves(entry) else "done"

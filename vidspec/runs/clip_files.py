@@ -47,20 +47,20 @@ class ClipFiles(Renderer):
     def caption_files(self, job: Job) -> dict[Path, str]:
         if (job.segment is not None) != self.of_segments:
             return {}
-        marks = self.store.journals.of(job).index.marks
+        marks = self.captions.journal(job).index.marks
         files = {names.path(job): names.form for names in self.names}
         wrote = {path: form for path, form in files.items() if form.holds == "text" or marks.of(path)}
         return {path: form.name for path, form in wrote.items() if form.holds is not None}
 
     def leaves(self, job: Job) -> bool:
-        states = {path: self.store.state(job, path) for path in (names.path(job) for names in self.names)}
+        states = {path: self.captions.state(job, path) for path in (names.path(job) for names in self.names)}
         leaves = all(map(self._keeps, states.values()))
         self._kept |= {path: (state, job.path) for path, state in states.items() if leaves}
         return leaves
 
     def _keeps(self, state: FileState) -> bool:
         """Return True if a file in this state is not replaced."""
-        return not self.store.overwrite and (state == "edited" or (state == "foreign" and self._existing == "skip"))
+        return not self.captions.overwrite and (state == "edited" or (state == "foreign" and self._existing == "skip"))
 
     def _waits(self, state: FileState) -> bool:
         """Return True if a file is replaced after its clip's record is kept, which has its text."""
@@ -68,13 +68,13 @@ class ClipFiles(Renderer):
 
     def _shows_other(self, job: Job, path: Path, state: FileState, settings: str) -> bool:
         """Return True if a file shows a caption by other options, of a run that does not start over."""
-        mark = self.store.journals.of(job).index.marks.latest(path)
-        return not self.store.overwrite and state == "written" and mark is not None and mark.settings != settings
+        mark = self.captions.journal(job).index.marks.latest(path)
+        return not self.captions.overwrite and state == "written" and mark is not None and mark.settings != settings
 
     def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
         changes = {}
         for path in (names.path(job) for names in (self.names if captioned else self._outdated(job, settings))):
-            state = self.store.state(job, path)
+            state = self.captions.state(job, path)
             aside = state in ("edited", "foreign") or self._shows_other(job, path, state, settings)
             replaced = f"replaced, kept as {backup_of(path)}" if aside else "replaced"
             if state != "free":
@@ -85,10 +85,10 @@ class ClipFiles(Renderer):
         """Yield the clip's files that are missing or that show records of other settings."""
         for names in self.names:
             path = names.path(job)
-            mark = self.store.journals.of(job).index.marks.latest(path)
+            mark = self.captions.journal(job).index.marks.latest(path)
             of_others = mark is not None and (mark.settings, mark.format) != (settings, names.form.name)
             late = self._existing != "skip"  # only then is the file read
-            if of_others or not os.path.exists(path) or (late and self._waits(self.store.state(job, path))):
+            if of_others or not os.path.exists(path) or (late and self._waits(self.captions.state(job, path))):
                 yield names
 
     def outputs(self, jobs: Iterable[Job]) -> Iterator[NamedPath]:
@@ -122,7 +122,7 @@ class ClipFiles(Renderer):
 
         Any other file stays, or is kept aside if the run replaces it.
         """
-        state = self.store.state(job, path)
+        state = self.captions.state(job, path)
         with failing_one_clip(path):
             if self._keeps(state):
                 self._kept[path] = state, job.path
@@ -149,7 +149,7 @@ class ClipFiles(Renderer):
             content, path = names.form.document(records), names.path(job)
             if content is None:
                 continue
-            data, state = encode_line(content), self.store.state(job, path)
+            data, state = encode_line(content), self.captions.state(job, path)
             with failing_one_clip(path):
                 if self._waits(state):
                     self._back_up(path)
@@ -160,14 +160,13 @@ class ClipFiles(Renderer):
 
     def _records(self, job: Job, settings: str) -> list[RecordDict]:
         """Return the records in a clip's files; none while some are missing."""
-        entries = in_order(self.store.parts(job, settings))
+        entries = in_order(self.captions.parts(job, settings))
         return [] if not entries or len(entries) < (entries[0].segments or 1) else [one.record() for one in entries]
 
     def _mark(self, job: Job, path: Path, size: int, sha256: str, settings: str, form: str) -> None:
         """Mark a file that is about to be written."""
         caption: MarkedCaption = {"settings": settings, "format": form, "clip": clip_id(job), "segment": job.segment}
-        with self.store.journals.losing(job):
-            self.store.journals.of(job).mark(path, size, sha256, **caption)
+        self.captions.mark(job, path, size, sha256, **caption)
 
     def finish(self, *, complete: bool) -> list[str]:
         notes = []

@@ -24,7 +24,7 @@ from vidspec.runs.store.records import clip_id
 from vidspec.runs.stores import back_up_url, is_url, join_url, list_names, open_url, retry, write_url
 
 if TYPE_CHECKING:
-    from vidspec.runs.run_store import RunStore
+    from vidspec.runs.run_captions import RunCaptions
 
 T = TypeVar("T")
 
@@ -51,13 +51,13 @@ class PartFiles(Renderer):
         self._notes: list[str] = []
         self.finished: dict[str, PartSummary] = {}
 
-    def open(self, store: RunStore) -> None:
-        """Join a store, and read the summaries of earlier parts.
+    def open(self, captions: RunCaptions) -> None:
+        """Join a run, and read the summaries of earlier parts.
 
         Raises:
             UsageError: two shards would share a part, or one would replace a shard.
         """
-        super().open(store)
+        super().open(captions)
         folder = self.folder
         names = self._names
         if len(set(names.values())) < len(names):
@@ -67,14 +67,14 @@ class PartFiles(Renderer):
                 f"{option('output_dir', folder)}: captions would replace their shards", hint="name another folder"
             )
         if not is_url(folder):
-            if not store.read_only:
+            if not captions.read_only:
                 make_folder(Path(folder))
             for link in filter(os.path.islink, names.values()):
                 raise UsageError(f"{link}: is a link", hint="remove it, or name another folder")
         existing = list_names(folder)
         earlier_names = {shard: name for shard, name in names.items() if posixpath.basename(name) in existing}
-        if store.overwrite:
-            for old, name in earlier_names.items() if not store.read_only else ():
+        if captions.overwrite:
+            for old, name in earlier_names.items() if not captions.read_only else ():
                 self._journal_of(old).unlink(missing_ok=True)
                 if not is_url(name):
                     back_up(Path(name))
@@ -114,12 +114,14 @@ class PartFiles(Renderer):
             UsageError: another run has the journal open.
             OutputError: it cannot be written.
         """
-        self.store.journals.of(shard)
+        journal = self.captions.journal(shard)
         name = self.name(shard.path)
         earlier = self._read(name, lambda file: [*self.form.read_records(file)]) if shard.path in self._earlier else []
         captioned = ((None, one) for one in earlier if one["error"] is None)
-        edited = self.store.journals.add_missing(captioned, shard, edits=True)
-        if edited and (moved := back_up_url(name) if is_url(name) else back_up(Path(name))) is not None:
+        if (
+            journal.add_missing(captioned, edits=True)
+            and (moved := back_up_url(name) if is_url(name) else back_up(Path(name))) is not None
+        ):
             self._notes.append(f"{name}: was edited, and is now {moved}")
 
     def set_clips(self, shard: Job, jobs: Iterable[Job], unfinished: Iterable[Job], settings: str) -> None:
@@ -137,7 +139,7 @@ class PartFiles(Renderer):
         with self._lock:
             shard, about, clip = job.shard or "", record["job"], clip_id(job)
             unfinished = self._clips_left[shard]
-            if len(self.store.parts(job, about["settings"])) >= about.get("segments", 1):
+            if len(self.captions.parts(job, about["settings"])) >= about.get("segments", 1):
                 unfinished.discard(clip)
             if not unfinished:
                 self._finish(job, about["settings"])
@@ -149,12 +151,12 @@ class PartFiles(Renderer):
         """Write the part of a shard whose clips are all done, and remove its journal."""
         shard = job.shard or job.path
         del self._clips_left[shard]
-        journal = self.store.journals.of(job)
+        journal = self.captions.journal(job)
         with failing_one_clip(self.name(shard)):
             journal.compact(self._clips.pop(shard))
             content = self.form.content(one for one in journal.records() if one["job"]["settings"] == settings)
             write_url(self.name(shard), content)
-        self.store.journals.end(job)
+        self.captions.end(job)
 
     def _read_summary(self, name: str) -> PartSummary:
         """Return the summary of a finished part.

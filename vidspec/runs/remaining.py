@@ -156,7 +156,7 @@ def _plan_job(job: Job, store: RunStore, spec: RunSpec, profile: Profile, tally:
     """Return True if a clip is left, and add what is known of it; False if it needs no captioning."""
     job.content = content_of(job.path, job.source, checksum=spec.checksum)
     name = settings_digest(job, spec, profile)
-    parts = store.parts(job, name)
+    parts = store.captions.parts(job, name)
     segmented = spec.segment is not None or questions_of(job, spec) is not None
     done = remaining_parts(parts, job.content, segmented=segmented, retry=spec.retry_failed, summary=spec.summary)
     if done is None:
@@ -169,10 +169,10 @@ def _plan_job(job: Job, store: RunStore, spec: RunSpec, profile: Profile, tally:
     if store.leaves(job):
         tally.kept += 1
         return False
-    texts = {number: store.own_text(job.part(number, parts[number].segments or 1)) for number in done}
+    texts = {number: store.captions.own_text(job.part(number, parts[number].segments or 1)) for number in done}
     job.done = {n: raw_caption(parts[n].record()) if text is None else text for n, text in texts.items()}
-    if spec.existing == "use" and ((text := store.existing_text(job)) or job.existing is None):
-        job.existing = text  # else the one beside it in its shard
+    if spec.existing == "use":  # else the text beside it in its shard
+        job.existing = store.captions.own_text(job, replaced=True) or job.existing or ""
     return True
 
 

@@ -17,7 +17,7 @@ from vidspec.runs.store.journal import unwritable_error
 from vidspec.runs.store.journal_index import JournalEntry
 
 if TYPE_CHECKING:
-    from vidspec.runs.run_store import RunStore
+    from vidspec.runs.run_captions import RunCaptions
 
 #: Kind of an OutputError that concerns one clip; after any other kind nothing more can be written.
 ONE_CLIP = "sidecar"
@@ -41,10 +41,10 @@ class Renderer:
     """Shows the records of a store; the base class shows none. Each record comes with its clip, as the planned job.
 
     Attributes:
-        store: the store, from :meth:`open` on.
+        captions: those of the run, from :meth:`open` on.
     """
 
-    store: RunStore
+    captions: RunCaptions
 
     @property
     def place(self) -> str:
@@ -55,13 +55,13 @@ class Renderer:
         """Return the files that are written for these clips or shards, each with the option that names it."""
         return ()
 
-    def open(self, store: RunStore) -> None:
-        """Join a store whose journals are open; nothing is written yet.
+    def open(self, captions: RunCaptions) -> None:
+        """Join a run whose journals are open; nothing is written yet.
 
         Raises:
             UsageError: a file is there that may not be replaced.
         """
-        self.store = store
+        self.captions = captions
 
     def check(self, job: Job) -> None:
         """Check before a clip is captioned that its record can be shown.

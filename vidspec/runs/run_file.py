@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vidspec.errors import OutputError, UsageError, option
+from vidspec.errors import UsageError, option
 from vidspec.events.record import RecordDict
 from vidspec.files import NamedPath, back_up, backup_of, behind_link, encode_line, open_own, replacing
 from vidspec.runs.formats.base import OutputFormat, format_names, make_format
@@ -21,7 +20,7 @@ from vidspec.runs.store.known_journals import FileState
 from vidspec.runs.store.records import clip_id
 
 if TYPE_CHECKING:
-    from vidspec.runs.run_store import RunStore
+    from vidspec.runs.run_captions import RunCaptions
 
 
 class RunFile(Renderer):
@@ -52,29 +51,29 @@ class RunFile(Renderer):
 
     @property
     def _is_journal(self) -> bool:
-        return self.store.journals.path() == self.path
+        return self.captions.is_journal(self.path)
 
-    def open(self, store: RunStore) -> None:
-        super().open(store)
-        journal = store.journals.of()
+    def open(self, captions: RunCaptions) -> None:
+        super().open(captions)
+        journal, overwrite, measured = captions.journal(), captions.overwrite, captions.measured
         if self._is_journal:
-            if not store.overwrite:
+            if not overwrite:
                 self._reject_other_records(journal)
             return
         earlier = hidden_journal(self.path)  # of a run with fewer formats
-        old = None if earlier == store.journals.path() else store.known.read(earlier)
-        state = store.known.state(self.path, [journal], self.form, named=True)
-        self._replaceable = not store.overwrite and state in ("free", "written")
-        if not (self._replaceable or store.overwrite or self._is_torn(journal)):
+        old = None if captions.is_journal(earlier) else captions.known.read(earlier)
+        state = captions.known.state(self.path, [journal], self.form, named=True)
+        self._replaceable = not overwrite and state in ("free", "written")
+        if not (self._replaceable or overwrite or self._is_torn(journal)):
             file = Journal(self.path, visible=True, read_only=True) if self.form.is_journal else None
             if file is None or file.foreign:
                 raise self._refusal(state)
-            self._replaceable = not store.journals.adopt(file)
+            self._replaceable = not journal.adopt(file, measured=measured, edits=True)
         if old is not None and old.index.entries:
-            if not store.overwrite:
-                store.journals.adopt(old)
+            if not overwrite:
+                journal.adopt(old, measured=measured)
                 journal.sync()
-            if not store.read_only:
+            if not captions.read_only:
                 back_up(earlier)
 
     def _is_torn(self, journal: Journal) -> bool:
@@ -109,10 +108,11 @@ class RunFile(Renderer):
             )
 
     def leaves(self, job: Job) -> bool:
-        return self.form.lists_files and self.store.has_own_text(job)
+        kept = self.form.lists_files and not self.captions.overwrite and job.shard is None
+        return kept and self.captions.own_file(job) is not None
 
     def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
-        if not (captioned and self.store.overwrite and self.path.is_file() and self.path.stat().st_size):
+        if not (captioned and self.captions.overwrite and self.path.is_file() and self.path.stat().st_size):
             return {}
         return {self.path: f"replaced, kept as {backup_of(self._target)}"}
 
@@ -128,7 +128,7 @@ class RunFile(Renderer):
         self.restore(job, record["job"]["settings"])
         if self._is_journal or self.form.update == "end":
             return
-        with self.store.journals.losing():
+        with self.captions.losing():
             if self._written is None or self.form.update == "rewrite":
                 self._rewrite()
             else:
@@ -173,19 +173,20 @@ class RunFile(Renderer):
     def _content(self) -> bytes:
         """Return the content of the file: the captions of its journal, with the texts that hold now."""
         if self.form.lists_files:
-            return self.form.content(self.store.captions(settings=self._settings).records.listed(cut=self.store.cuts))
-        return self.form.content(self.store.captions().records)
+            return self.form.content(
+                self.captions.current(settings=self._settings).records.listed(cut=self.captions.cuts)
+            )
+        return self.form.content(self.captions.current().records)
 
     def _mark(self) -> None:
-        self.store.journals.of().mark(self.path, self._size, self._digest.hexdigest())
+        self.captions.mark(None, self.path, self._size, self._digest.hexdigest())
 
     def settle(self) -> None:
-        if self._written is not None and not self.store.journals.is_lost:
-            with contextlib.suppress(OutputError):  # :meth:`finish` meets it again
-                self._mark()  # for the appended lines, before their records are reordered
+        if self._written is not None and not self.captions.is_lost:
+            self._mark()  # for the appended lines, before their records are reordered
 
     def finish(self, *, complete: bool) -> list[str]:
-        if self._is_journal or self.store.journals.is_lost or not (complete or self._written):
+        if self._is_journal or self.captions.is_lost or not (complete or self._written):
             return []
         if self._written is not None:
             self._check()

@@ -130,7 +130,7 @@ class Run:
         return plan_clips(plan.entries, self.store, plan.spec, plan.profile, tally)
 
     def _report_earlier(self) -> None:
-        others = self.store.journals.others_count({self.plan.settings_of(entry) for entry in self.plan.entries})
+        others = self.store.captions.others_count({self.plan.settings_of(entry) for entry in self.plan.entries})
         if others:
             made = f"{counted(others, 'earlier record')} made with other settings"
             self.reporter.info(f"{made}: kept (--overwrite starts over)")

@@ -105,7 +105,7 @@ class SegmentFiles(ClipFiles):
         self._begun.add(self._segment_names.video(one))
         if (cut := self._begin(one, about["settings"], self.names)) is not None:
             self._cuts[cut.video] = cut
-        if len(self.store.parts(job, about["settings"])) == about["segments"]:  # some may be missing after a kill
+        if len(self.captions.parts(job, about["settings"])) == about["segments"]:  # some may be missing after a kill
             self.restore(job, about["settings"])
         return None if cut is None else PendingFile(cut.written, partial(self._show, cut))
 
@@ -127,13 +127,13 @@ class SegmentFiles(ClipFiles):
 
     def _segments(self, job: Job, settings: str) -> Iterator[Job]:
         """Yield the recorded segments of a clip."""
-        for entry in self.store.parts(job, settings).values():
+        for entry in self.captions.parts(job, settings).values():
             if (one := _segment_of(job, entry.record())) is not None:
                 yield one
 
     def _records(self, job: Job, settings: str) -> list[RecordDict]:
         """Return the record of a segment, as that of a whole clip."""
-        entry = self.store.parts(job, settings).get(job.segment)
+        entry = self.captions.parts(job, settings).get(job.segment)
         if entry is None:
             return []
         record = entry.record()
@@ -151,16 +151,16 @@ class SegmentFiles(ClipFiles):
         if not records or records[0]["caption"] is None:
             return None
         bounds = segment_bounds(records[0])
-        mark = self.store.journals.of(job).index.marks.latest(video)
+        mark = self.captions.journal(job).index.marks.latest(video)
         if mark is not None and mark.settings == bounds and video.exists():
             super()._write(job, settings, captions)
             return None
-        state = self.store.state(job, text)
+        state = self.captions.state(job, text)
         if self._keeps(state) and (state == "foreign" or video.exists()):  # a caption of another segment
             self._kept[text] = state, job.path
             return None
         self._clear(job, video)
-        if self._waits(self.store.state(job, video)):
+        if self._waits(self.captions.state(job, video)):
             self._back_up(video)
         if video in self._kept:
             return None

@@ -142,7 +142,7 @@ class Stream(Renderer):
             self.lines.write(text)
 
     def restore(self, job: Job, settings: str) -> None:
-        for part in in_order(self.store.parts(job, settings)):
+        for part in in_order(self.captions.parts(job, settings)):
             self.add(job, part.record())
 
     def finish(self, *, complete: bool) -> list[str]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Unpack
 
@@ -24,6 +24,7 @@ from vidspec.events.record import RecordDict
 from vidspec.files import FileLock, back_up, copy_to_backup, encode_line, held_file, open_own, replacing, write_whole
 from vidspec.runs.store.file_marks import FileMark, FileMarks, MarkedCaption, hidden_journal, mark_line, parsed_mark
 from vidspec.runs.store.journal_index import JournalEntry, JournalIndex, is_in_place
+from vidspec.runs.store.records import FileContent
 from vidspec.runs.store.run_lines import CaptionRun, RunLines, is_run_line
 
 #: Types of the keys that place a record among others.
@@ -44,6 +45,7 @@ class Journal:
         visible: True if users name and see the file: it may be a link, no caption is dropped from it without a backup,
             and it holds records only, with the descriptions of their runs in the hidden file beside it.
         read_only: no lock, no repair, no new records; also while another run writes.
+        stored: returns a record as this journal keeps it; None to keep all of it.
 
     Attributes:
         index: the records and marks that count.
@@ -59,11 +61,19 @@ class Journal:
         OutputError: it cannot be read or written, or is a link that no user named.
     """
 
-    def __init__(self, path: Path, *, overwrite: bool = False, visible: bool = False, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        overwrite: bool = False,
+        visible: bool = False,
+        read_only: bool = False,
+        stored: Callable[[RecordDict], RecordDict] | None = None,
+    ) -> None:
         self.path = Path(os.path.realpath(path))
         if (hidden := hidden_journal(self.path) if visible else path).is_symlink():
             raise OutputError(f"{hidden}: is a link, and no journal of a run", hint="remove it, or move it away")
-        self.shown, self.read_only = path, read_only
+        self.shown, self.read_only, self._stored = path, read_only, stored
         self.replaced: Path | None = None
         self.repaired = 0
         self.damaged = 0
@@ -118,12 +128,57 @@ class Journal:
             OutputError: it cannot be written, and the file is unchanged; or (kind ``gone``) the record went to a file
                 that has been moved or deleted.
         """
-        if self.read_only:
-            return
-        line = encode_line(json_text(record) + "\n")
-        self._write(line, sync=sync)
-        self._index_record(line, record)
-        self._check()
+        if not self.read_only:
+            kept = record if self._stored is None else self._stored(record)
+            self._append(encode_line(json_text(kept) + "\n"), kept, sync=sync)
+            self._check()
+
+    def adopt(
+        self,
+        source: Journal,
+        entries: Iterable[JournalEntry] | None = None,
+        *,
+        measured: bool = False,
+        edits: bool = False,
+    ) -> bool:
+        """Copy records of another journal, by default all; see :meth:`add_missing`."""
+        wanted = [*(source.index.current() if entries is None else entries)]
+        return self.add_missing(zip(wanted, source.read(wanted), strict=True), measured=measured, edits=edits)
+
+    def add_missing(
+        self, found: Iterable[tuple[JournalEntry | None, RecordDict]], *, measured: bool = False, edits: bool = False
+    ) -> bool:
+        """Copy the records that are not here; return True if one holds a caption that this journal will not have.
+
+        That is another caption, or one without measurements where these are needed.
+
+        Args:
+            found: records, each with its place in another journal if it is there.
+            measured: records without measurements do not count.
+            edits: captions that differ are edits, and count.
+        """
+        differ = False
+        stored: dict[tuple[str, str], dict[int | None, JournalEntry]] = {}  # of all parts of a clip before any is added
+        for entry, record in found:
+            about = record["job"]
+            clip, segment, segments = (about["clip"], about["settings"]), about.get("segment"), about.get("segments")
+            content = FileContent(*(about.get(key) for key in FileContent._fields))
+            known = stored.setdefault(clip, dict(self.index.parts(*clip)))
+            if (same := known.get(segment)) is not None and same.content.same(content):
+                if (whole := same.record())["caption"] != record["caption"] is not None:
+                    differ = True
+                    if edits:
+                        self.append({**whole, "caption": record["caption"]})
+            elif all(one.segments == segments and one.content.same(content) for one in known.values()):
+                if measured and "timings" not in record:
+                    differ |= record["caption"] is not None
+                elif self.read_only and entry is not None:
+                    self.index.add(entry.journal, entry.offset, entry.length, record)
+                else:
+                    if entry is not None and (run := entry.journal.runs.of(clip[1])) is not None:
+                        self.describe(clip[1], run)
+                    self.append(record, sync=False)  # it is kept elsewhere too
+        return differ
 
     def sync(self) -> None:
         """Put what was appended on the disk; raises as :meth:`append` does."""
@@ -142,9 +197,7 @@ class Journal:
         if self.read_only or settings in self.runs:
             return
         if not self._user_visible:
-            line = self.runs.line(settings, run)
-            self._write(line, sync=False)
-            self._index_run(line)
+            self._append(self.runs.line(settings, run), sync=False)
             return
         try:
             self.runs.append(settings, run)
@@ -161,12 +214,10 @@ class Journal:
         latest, new = marks.latest(path), FileMark(0, 0, marks.name(path), size, sha256, **about)
         if latest is not None and latest[2:] == new[2:]:
             return
-        line = mark_line(new)
-        self._write(line, sync=True)
-        self._index_mark(line, new)
+        self._append(mark_line(new), sync=True)
         self._check()
 
-    def _write(self, line: bytes, *, sync: bool) -> None:
+    def _append(self, line: bytes, record: RecordDict | None = None, *, sync: bool) -> None:
         if self.gone is not None:
             raise self.gone
         try:
@@ -182,6 +233,7 @@ class Journal:
                 raise
         except OSError as error:
             raise self._failure(error) from None
+        self._index(line, record)
 
     def _check(self) -> None:
         """Check that the written bytes are in the file of this path."""
@@ -254,28 +306,20 @@ class Journal:
         with self.path.open("rb") as file:
             for line in file:
                 ended = line.endswith(b"\n")
-                if ended and (mark := parsed_mark(line)) is not None:
-                    self._index_mark(line, mark)
-                    continue
-                if ended and is_run_line(line):
-                    self._index_run(line)
-                    continue
-                record = parse_record(line)
-                if record is None and not self._size and (ended or not line.startswith(b"{")):
+                whole = line if ended else line + b"\n"
+                record = None if ended else parse_record(line)
+                is_known = (ended or record is not None) and self._index(whole, record)
+                if not is_known and not self._size and (ended or not line.startswith(b"{")):
                     return False
-                if record is None and not ended:  # torn by a crash
+                if not is_known and not ended:  # torn by a crash
                     self.repaired = len(line)
                     if not self.read_only:
                         os.truncate(self.path, self._size)
                     break
-                if not ended:  # only the newline is missing
-                    line += b"\n"
-                    if not self.read_only:
-                        with open_own(self.path, "ab") as end:
-                            end.write(b"\n")
-                if record is not None:
-                    self._index_record(line, record)
-                else:
+                if not ended and not self.read_only:  # only the newline is missing
+                    with open_own(self.path, "ab") as end:
+                        end.write(b"\n")
+                if not is_known:
                     bad.append(line)
                     self.index.entries.append(JournalEntry(self, self._size, len(line)))
                     self._size += len(line)
@@ -285,20 +329,18 @@ class Journal:
             self.damaged = len(bad)
         return True
 
-    def _index_record(self, line: bytes, record: RecordDict) -> None:
-        """Index the record in the line at the end of the file."""
-        self.index.add(self, self._size, len(line), record)
+    def _index(self, line: bytes, record: RecordDict | None = None) -> bool:
+        """Index the line at the end of the file, with its ``record`` if that is known; False if it is damaged."""
+        if (mark := parsed_mark(line)) is not None:
+            self.index.marks.add(mark._replace(offset=self._size, length=len(line)))
+        elif is_run_line(line):
+            self.runs.add(line, self._size)
+        elif (record := record or parse_record(line)) is not None:
+            self.index.add(self, self._size, len(line), record)
+        else:
+            return False
         self._size += len(line)
-
-    def _index_mark(self, line: bytes, mark: FileMark) -> None:
-        """Index the mark in the line at the end of the file."""
-        self.index.marks.add(mark._replace(offset=self._size, length=len(line)))
-        self._size += len(line)
-
-    def _index_run(self, line: bytes) -> None:
-        """Index the description of a run in the line at the end of the file."""
-        self.runs.add(line, self._size)
-        self._size += len(line)
+        return True
 
     def _open_file(self) -> BinaryIO:
         if self._file is None:
@@ -356,7 +398,6 @@ def parse_record(line: bytes) -> RecordDict | None:
         return None
     if not isinstance(value, dict):
         return None
-    job = value.get("job")
     job = value.get("job")
     if not (isinstance(job, dict) and isinstance(value.get("path"), str)):
         return None

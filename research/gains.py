@@ -46,13 +46,13 @@ def _range(values: Sequence[float]) -> str:
     return least if least == most else f"{least} to {most}"
 
 
-def _default(measured: Iterable[str]) -> str:
+def default_profile(measured: Iterable[str]) -> str:
     """Return the default profile of the built-in pairs, or that of other models where the first was not measured."""
     return BUILT_IN_PROFILE if BUILT_IN_PROFILE in measured else DEFAULT_PROFILE
 
 
 def _measured_clip(single: Sequence[Mapping[str, Any]]) -> list[str]:
-    name = _default(row["name"] for row in single[0]["rows"])
+    name = default_profile(row["name"] for row in single[0]["rows"])
     rows = [row for one in single for row in one["rows"] if row["name"] == name]
     ranges = (_range([row[key][0] for row in rows if row[key] is not None]) for key in ("decode", "end_to_end"))
     where = f"measured, {len(rows)} machine{'s' * (len(rows) > 1)}"
@@ -63,7 +63,7 @@ def _measured_folder(folder: Mapping[str, Any], batch: int) -> list[str]:
     rates = {(row["name"], row["batch"]): row["clips_per_s"] for row in folder["rows"]}
     plain = rates["ar", 1]
     batched = f"plain decoding of {batch} at once {rates['ar', batch] / plain:.2f}x"
-    gain = f"{rates[_default(name for name, _ in rates), batch] / plain:.2f}x; {batched}"
+    gain = f"{rates[default_profile(name for name, _ in rates), batch] / plain:.2f}x; {batched}"
     return ["two CPU cores, a folder", "the same", "", gain, "measured"]
 
 

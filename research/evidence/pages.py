@@ -12,6 +12,7 @@ from textwrap import fill
 from typing import Any, TypeAlias
 
 from research.evidence import gpu
+from research.evidence.beside import beside
 from research.evidence.parts import PAIRS, PARTS, Part
 from research.gains import gains
 from vidspec.bench.tables import table
@@ -276,6 +277,11 @@ SECTIONS = {
         "from 2,000 to 25,000 visual tokens, folders at 2,000; no published model has run there. `--baseline` measures "
         "yours."
     ),
+    "Beside OpenVINO and vLLM": (
+        "The Qwen2.5-VL pair's target under other programs on the same CPU, with the same weights, frames and prompts, "
+        "in turns. Above 1.00x they are faster; the largest leads stand first. {where} None of them was run here on "
+        "real language or on a GPU."
+    ),
     "The default of a lone target": (
         "Without a listed draft, a head and a GPU: tokens a target pass, and if the run was timed, tokens a second "
         "over plain decoding's, on real language and on the drawn world ([how](measured/real-language.json)). The "
@@ -307,14 +313,17 @@ def measured(data: Mapping[str, Results], machines: Sequence[Results] = ()) -> s
     folder = data.get("folder-embedded-qwen")
     tables = {
         "What you gain": gains(same_code(qwen), folder) if qwen and folder else "",
+        "Beside OpenVINO and vLLM": beside(qwen[0], folder) if qwen and folder else "",
         "The default profile": race({**single, **many}),
         "The default of a lone target": lone_target(data["real-language"]) if "real-language" in data else "",
         "Other machines": elsewhere(qwen) if machines and qwen else "",
     }
+    runs = {"Single clips": qwen[0] if qwen else None, "folders": folder}
+    where = ", ".join(f"{what}: commit {one['commit']}, {one['date']}" for what, one in runs.items() if one) + "."
     parts = [INTRO]
     for title, text in tables.items():
         if text:
-            parts += [f"## {title}\n", _filled(SECTIONS[title]) + "\n", text + "\n"]
+            parts += [f"## {title}\n", _filled(SECTIONS[title].format(where=where)) + "\n", text + "\n"]
     return "\n".join([*parts, "## Parts\n", *_all_parts(data), "- [On a GPU](measured/gpu.json)", ""])
 
 

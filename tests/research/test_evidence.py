@@ -118,6 +118,22 @@ def test_gains_are_measured_on_every_machine_or_marked_as_predicted(data):
     assert "## What you gain" in pages.measured(data) and "## What you gain" not in pages.measured({})
 
 
+def test_other_programs_stand_by_their_lead(data):
+    """Those that are ahead of plain decoding first, with commit and date; nothing without other programs."""
+    data["profiles-embedded-qwen"] = {**data["profiles-embedded-qwen"]}
+    data["profiles-embedded-qwen"]["rows"] = [*data["profiles-embedded-qwen"]["rows"], row("openvino", 120)]
+    page = pages.measured(data)
+    assert "Single clips: commit c0ffee, today, folders: commit c0ffee, today." in " ".join(page.split())
+    section = page.partition("## Beside")[2].partition("\n## ")[0]
+    lines = re.findall(r"^\| ((?:vLLM|OpenVINO).*) \|$", section, re.MULTILINE)
+    assert lines[0] == "vLLM | 1 at once: clips a second | 1.50x | 0.75x"
+    assert lines[2] == "OpenVINO GenAI | one clip: decoding | 1.20x | 0.60x" and lines[-1].endswith("| 0.50x | 0.25x")
+    alone = [one for one in data["folder-embedded-qwen"]["rows"] if one["name"] != "vllm"]
+    data["profiles-embedded-qwen"]["rows"] = [row("ar", 100), row("vanilla-sd-auto", 200)]
+    data["folder-embedded-qwen"]["rows"] = alone
+    assert "## Beside" not in pages.measured(data)
+
+
 def test_the_race_is_of_ratios_of_one_run(data):
     page = pages.measured(data)
     assert "The median of 4 runs, and the most: `vanilla-sd-auto` 0.0% (0.0%), `hybrid` 18.1% (25.0%)." in page
@@ -288,7 +304,14 @@ def test_new_kinds_of_results_of_a_gpu_are_shown(tmp_path):
     copied = tmp_path / "gpu"
     shutil.copytree(gpu.FOLDER, copied)
     shutil.copy(gpu.FOLDER.with_suffix(".json"), tmp_path)
+    absent = gpu.page(copied).partition("## What was not measured")[2]
     assert "## Training of a head" not in gpu.page(copied)
+    assert "- Training of a head" in absent and "- A folder at a 7B's shape" in absent and "(DSpark)" in absent
     trained = Training("7B", 10**9, 900.0, 0.25, 300, 1.5, 6.25, 2**34)
     (copied / "train.jsonl").write_text(json.dumps({"kind": "training", **asdict(trained)}) + "\n")
     assert "| 7B | 1,000,000,000 | 900 | 250 ms | 300 | 1.50 | 6.25 | 16.0 GiB |" in gpu.page(copied)
+    timed = next(one for one in read_last(copied / "rounds.jsonl") if one["kind"] == "rounds")
+    with (copied / "rounds.jsonl").open("a") as file:
+        file.write(json.dumps({**timed, "draft": "dspark"}) + "\n")
+    absent = gpu.page(copied).partition("## What was not measured")[2]
+    assert "Training of a head" not in absent and "(DSpark)" not in absent and "- Block heads with a selector" in absent

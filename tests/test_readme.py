@@ -95,7 +95,7 @@ def test_the_first_screen_has_the_least_of_the_figures_measured_and_the_span_of_
     learned = [f"{trained[key]:.2f}" for key in ("decode", "end_to_end")]
     predicted = [f"{min(gains):.2f}", f"{max(gains):.2f}"]
     assert re.findall(r"[\d.]+(?=x)", stated) == [*measured, real_language(1), *predicted, *learned]
-    assert f"decodes [{real_language(1)}x, eight clips at once {real_language(8)}x]" in PAGES["README"]
+    assert f"last token {real_language(1)}x as fast, {real_language(8)}x eight at once" in PAGES["README"]
     assert trained["equal"] == trained["measured"] and f"{trained['clips']} of a built-in model" in stated
 
 

@@ -85,7 +85,7 @@ class ProfileContenderWorker:
     def run(self, clips: Sequence[str], batch: int) -> dict[str, object]:
         """Caption a folder of clips; see :func:`caption_folder`."""
         self.captioner.client.setup.forget()  # else the previous run's captions would serve as drafts
-        spec, profile = RunSpec(batch=str(batch)), self.captioner.client.profile
+        spec, profile = RunSpec(batch=batch), self.captioner.client.profile
         loads, count = TargetPassCounter(), reader_count(spec, len(clips))
         readers = [ClipReader(spec.timeout, profile.video.stall) for _ in range(count)]
         for reader in readers:

@@ -27,7 +27,7 @@ from vidspec.runs.writers import FileLines
 
 def run(captioner, paths, how=None, observer=None, **part):
     """One clip after the other, in this order."""
-    how = (how or RunSpec()).model_copy(update={"batch": "1"})
+    how = (how or RunSpec()).model_copy(update={"batch": 1})
     tasks = [Job(path, **part, number=number) for number, path in enumerate(paths, start=1)]
     with closing(Feed(tasks, how, captioner.client.profile, [FakeReader()])) as feed:
         yield from run_feed(captioner, feed, how, observer, total=len(tasks))

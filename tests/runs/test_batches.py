@@ -45,7 +45,7 @@ class Files(FakeReader):
 
 
 def captioned(captioner, names, how, observer=None, readers=None):
-    readers = readers or [Files() for _ in range(1 if how.batch_size == 1 else 2)]
+    readers = readers or [Files() for _ in range(1 if how.batch == 1 else 2)]
     return list(caption_locally(captioner, jobs_of(*names), how, observer, readers, total=len(names)))
 
 

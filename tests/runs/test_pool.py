@@ -305,14 +305,14 @@ def test_one_captioner_for_each_group_of_gpus(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     two = {"models.draft_device": "cuda:1"}
     assert [one.visible for one in groups(monkeypatch, 3, "auto")] == ["0", "1", "2"]
-    assert [one.visible for one in groups(monkeypatch, 3, "2")] == ["0", "1"]
+    assert [one.visible for one in groups(monkeypatch, 3, 2)] == ["0", "1"]
     assert [one.visible for one in groups(monkeypatch, 5, "auto", two)] == ["0,1", "2,3"]
-    assert [one.visible for one in groups(monkeypatch, 4, "2", {"models.device_map": "auto"})] == ["0,1", "2,3"]
+    assert [one.visible for one in groups(monkeypatch, 4, 2, {"models.device_map": "auto"})] == ["0,1", "2,3"]
     assert groups(monkeypatch, 4, "auto", {"models.device_map": "auto"}) == [DeviceGroup()]
     assert groups(monkeypatch, 5, "auto", two, ray=True) == [DeviceGroup(gpus=2)] * 2
     beside = {"schedule.kind": "parallel"}
     assert [one.visible for one in groups(monkeypatch, 4, "auto", beside)] == ["0,1", "2,3"]
-    assert [one.visible for one in groups(monkeypatch, 2, "2", beside)] == ["0", "1"]
+    assert [one.visible for one in groups(monkeypatch, 2, 2, beside)] == ["0", "1"]
     assert [one.visible for one in groups(monkeypatch, 2, "auto", {**beside, "models.device": "cuda"})] == ["0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b,GPU-a")
     assert [one.visible for one in groups(monkeypatch, 2, "auto")] == ["GPU-b", "GPU-a"]
@@ -320,19 +320,17 @@ def test_one_captioner_for_each_group_of_gpus(monkeypatch):
 
 def test_captioners_share_the_cores_where_there_is_no_gpu(monkeypatch):
     assert groups(monkeypatch, 0, "auto") == [DeviceGroup(threads=8)]
-    assert groups(monkeypatch, 0, "4") == [DeviceGroup(threads=2)] * 4
-    assert groups(monkeypatch, 2, "2", {"models.device": "cpu"}) == [DeviceGroup(threads=4)] * 2
-    assert groups(monkeypatch, 0, "2", ray=True) == [DeviceGroup(threads=1)] * 2
+    assert groups(monkeypatch, 0, 4) == [DeviceGroup(threads=2)] * 4
+    assert groups(monkeypatch, 2, 2, {"models.device": "cpu"}) == [DeviceGroup(threads=4)] * 2
+    assert groups(monkeypatch, 0, 2, ray=True) == [DeviceGroup(threads=1)] * 2
 
 
 @pytest.mark.parametrize(
     ("gpus", "replicas", "changes", "error", "message"),
     [
-        (2, "3", {}, DeviceError, "this machine has 2 GPUs"),
-        (3, "2", {"models.draft_device": "cuda:1"}, DeviceError, "2 of 2 each: this machine has 3 GPUs"),
-        (4, "2", {"models.device": "cuda:1"}, UsageError, "names one device"),
-        (0, "many", {}, UsageError, "must be a number or auto"),
-        (0, "0", {}, UsageError, "must be a number or auto"),
+        (2, 3, {}, DeviceError, "this machine has 2 GPUs"),
+        (3, 2, {"models.draft_device": "cuda:1"}, DeviceError, "2 of 2 each: this machine has 3 GPUs"),
+        (4, 2, {"models.device": "cuda:1"}, UsageError, "names one device"),
     ],
 )
 def test_groups_that_cannot_be(monkeypatch, gpus, replicas, changes, error, message):

@@ -65,7 +65,7 @@ def test_a_planned_spec_has_what_variables_the_config_and_files_said(tmp_path, m
 def test_one_thing_changed_is_another_run():
     planned = plan(RunSpec.make({"paths": CLIP, "prompt": "What moves?", "segment": "3s"}))
     other = plan(planned.spec.model_copy(update={"prompt": ("Where to?",)}))
-    assert other.profile.generate.prompt == "Where to?" and other.spec.segment_length == 3.0
+    assert other.profile.generate.prompt == "Where to?" and other.spec.segment == 3.0
     assert other.settings_of(other.entries[0]) != planned.settings_of(planned.entries[0])
 
 

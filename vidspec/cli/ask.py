@@ -75,7 +75,7 @@ def _open_session(
         from vidspec.display.pages.page import check_page
 
         check_page(spec.report, [clip])
-    part, quiet = spec.clip_range, options.quiet
+    part, quiet = (spec.start, spec.end), options.quiet
     spec, resolved = start.resolve_request_profile(spec, "ask", quiet=quiet)
     profile = resolved.profile
     fetches = not quiet and start.announce(profile, f"ask {shlex.quote(clip)}")

@@ -48,7 +48,7 @@ def planned_clip(job: Job, spec: RunSpec) -> PlannedClip:
             raise VideoError(f"{job.path}: has no frame at {start:g} s or later: it lasts {duration:.3f} s")
     except VideoError as error:
         return PlannedClip(error=str(error))
-    if not isinstance(length := spec.segment_length, float | int):
+    if not isinstance(length := spec.segment, float):
         return PlannedClip(end - start, 1 if spec.segment is None else None)
     segments = [one for number, one in enumerate(fixed_segments(length, start, end)) if number not in job.done]
     return PlannedClip(sum(last - first for first, last in segments), len(segments))

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 
 import typer
 from annotated_types import Ge
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
 from vidspec.config.run_spec import RunSpec, Text, flag_of
@@ -60,8 +60,10 @@ def field_parameters(completions: Mapping[str, Completion], more: Mapping[str, s
         more: words before a field's help that the schema cannot know, such as the formats that are installed.
     """
     for name, field, flag in _flagged(RunSpec):
-        help, default = more.get(name, "") + f"{field.description}.", field.default
-        annotation = str | None if Text in _value_types(field) else field.annotation  # Typer 0.26 takes no other
+        help = more.get(name, "") + f"{field.description}."
+        is_text = Text in _value_types(field) or any(isinstance(one, BeforeValidator) for one in field.metadata)
+        annotation = str | None if is_text else field.annotation  # the schema parses it
+        default = None if is_text else field.default
         if name == "paths":
             parameter = typer.Argument(metavar=flag.metavar, help=help, show_default=False)
         else:
@@ -75,8 +77,8 @@ def field_parameters(completions: Mapping[str, Completion], more: Mapping[str, s
                 min=low,  # type: ignore[arg-type]
                 autocompletion=completions.get(name),
             )
-        if default == ():
-            annotation, default = list[str] | None, None
+        if field.default == ():
+            annotation = list[str] | None
         yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, parameter])
 
 

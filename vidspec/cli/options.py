@@ -122,11 +122,12 @@ class _OptionGroup(Generic[T]):
         yield from options
 
     def take(self, given: dict[str, object]) -> T:
-        """Take the values of its options out of ``given`` and return the object."""
+        """Take the values of its options out of ``given`` and return the object, made of those that are no defaults."""
         values = {name: given.pop(name) for name in self.parameters}
+        values = {name: one for name, one in values.items() if one not in (self.parameters[name].default, [])}
         sections: dict[str, dict[str, object]] = {}
         for name, section in self.keys.items():
-            if (value := values.pop(name, None)) not in (None, []):
+            if (value := values.pop(name, None)) is not None:
                 sections.setdefault(section, {})[f"{section}.{name}"] = value
         if self.group is RunSpec:
             keys = {key: value for section in sections.values() for key, value in section.items()}

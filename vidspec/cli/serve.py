@@ -15,7 +15,7 @@ import typer
 
 from vidspec.cli.options import PROFILE_HELP, TerminalOptions, flatten_options
 from vidspec.config.run_spec import RunSpec
-from vidspec.config.values import parse_batch, parse_size
+from vidspec.config.values import parse_size
 
 if TYPE_CHECKING:
     from vidspec.serve.config import ServeConfig
@@ -82,7 +82,7 @@ def serve(
         print_note("note: anybody who reaches this address can use the server; --api-key FILE asks for a key")
     config = ServeConfig(
         name=name or "",
-        batch=parse_batch(spec.batch),
+        batch=None if spec.batch == "auto" else spec.batch,
         max_waiting=max_waiting,
         timeout=timeout,
         api_key=key,

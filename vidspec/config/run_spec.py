@@ -10,14 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from vidspec.bounds import MANY
 from vidspec.config.prompts import style_schema
 from vidspec.config.sections import Flag
-from vidspec.config.values import parse_batch, parse_segment, parse_size, parse_time, require_text
+from vidspec.config.values import filled, parse_count, parse_segment, parse_size, parse_timeout, require_text, seconds
 from vidspec.errors import UsageError, option
 from vidspec.registry import key
 
@@ -53,6 +52,20 @@ def _text(value: object) -> object:
 
 Text = Annotated[str, BeforeValidator(_text)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_names)]
+
+
+class Needs(NamedTuple):
+    """A field is refused without another: an example of that, and of its own value, for the hint."""
+
+    name: str
+    example: object
+    own: object = True
+
+
+class Excludes(NamedTuple):
+    """Fields that are refused beside one."""
+
+    names: tuple[str, ...]
 
 
 class RunSpec(BaseModel):
@@ -117,15 +130,26 @@ class RunSpec(BaseModel):
     ] = ()
 
     start: Annotated[
-        Text | None, key("Start at this time: 90, 1:30 or 1m"), Flag(panel=_VIDEO, metavar="TIME", common=True)
+        float | None,
+        key("Start at this time: 90, 1:30 or 1m"),
+        BeforeValidator(seconds),
+        Flag(panel=_VIDEO, metavar="TIME", common=True),
     ] = None
-    end: Annotated[Text | None, key("Stop at this time"), Flag(panel=_VIDEO, metavar="TIME", common=True)] = None
+    end: Annotated[
+        float | None,
+        key("Stop at this time"),
+        BeforeValidator(seconds),
+        Flag(panel=_VIDEO, metavar="TIME", common=True),
+    ] = None
     segment: Annotated[
-        Text | None,
+        float | Literal["scenes"] | None,
         key("Caption each segment: 30s, 2m or scenes (found by PySceneDetect)"),
+        BeforeValidator(parse_segment),
         Flag(panel=_VIDEO, metavar="LENGTH|scenes", common=True),
     ] = None
-    context: Annotated[bool, key("Add the previous segment's caption to the prompt"), Flag(panel=_VIDEO)] = False
+    context: Annotated[
+        bool, key("Add the previous segment's caption to the prompt"), Needs("segment", "30s"), Flag(panel=_VIDEO)
+    ] = False
 
     prompt: Annotated[
         Texts,
@@ -133,17 +157,27 @@ class RunSpec(BaseModel):
             "Question or instruction about the video; if repeated, each prompt gets a record of its own. "
             "{column} is replaced by a manifest's column"
         ),
+        filled("What moves?"),
+        Excludes(("prompt_file", "style", "turn")),
         Flag(panel=_TEXT, metavar="TEXT", common=True),
     ] = ()
     turn: Annotated[
         Texts,
         key("A turn of a dialogue about the video, asked after the previous answer; one record per turn"),
+        filled("What happens then?"),
+        Excludes(("segment",)),
         Flag(panel=_TEXT, metavar="TEXT", common=True),
     ] = ()
-    prompt_file: Annotated[Path | None, key("Read the prompt from a file"), Flag(panel=_TEXT, metavar="FILE")] = None
+    prompt_file: Annotated[
+        Path | None,
+        key("Read the prompt from a file"),
+        Excludes(("style", "turn")),
+        Flag(panel=_TEXT, metavar="FILE"),
+    ] = None
     style: Annotated[
         str | None,
         key("A named prompt: brief, detailed, subjects-actions-background, dataset, events (timed, as JSON)"),
+        Excludes(("turn",)),
         Flag(panel=_TEXT, metavar="NAME", common=True),
     ] = None
     json_object: Annotated[
@@ -157,11 +191,13 @@ class RunSpec(BaseModel):
             "Rewrite each caption with the same model, without the video: 'use 40 words', a prompt with {caption}, "
             "or @FILE, which holds one"
         ),
+        filled("shorten to 40 words"),
         Flag(panel=_TEXT, metavar="TEXT|@FILE", common=True),
     ] = None
     summary: Annotated[
         bool,
         key("Also summarise the captions of a clip's segments by the same model, without the video"),
+        Needs("segment", "30s"),
         Flag(panel=_TEXT, common=True),
     ] = False
     template: Annotated[
@@ -182,6 +218,7 @@ class RunSpec(BaseModel):
     limit_tokenizer: Annotated[
         Text | None,
         key("Unit of --limit: words (default), characters, or the tokenizer of a trainer's text encoder"),
+        Needs("limit", 226, "words"),
         Flag(panel=_TEXT, metavar="HUB_ID|FOLDER|words|characters"),
     ] = None
 
@@ -196,26 +233,36 @@ class RunSpec(BaseModel):
     output: Annotated[
         Text | None,
         key("One file for all clips; an existing one is continued; - is standard output"),
+        filled("captions.jsonl"),
+        Excludes(("output_dir", "name")),
         Flag(panel=_OUTPUT, metavar="FILE", names=("--output", "-o"), common=True),
     ] = None
     output_dir: Annotated[
         Text | None,
         key("One file per clip below DIR, mirroring the input folders; for shards, one per shard"),
+        filled("DIR"),
         Flag(panel=_OUTPUT, metavar="DIR", common=True),
     ] = None
     cut: Annotated[
         Text | None,
         key("With --segment: write each segment to DIR as a training clip, NAME-001.mp4 and its caption NAME-001.txt"),
+        filled("DIR"),
+        Needs("segment", "scenes", "DIR"),
+        Excludes(("output_dir", "name")),
         Flag(panel=_OUTPUT, metavar="DIR", common=True),
     ] = None
     name: Annotated[
         str | None,
         key("Name of each clip's file: '{stem}.{profile}{suffix}'"),
+        filled("{stem}{suffix}"),
         Flag(panel=_OUTPUT, metavar="TEMPLATE"),
     ] = None
 
     overwrite: Annotated[
-        bool, key("Start over; the earlier output file becomes FILE~"), Flag(panel=_RESUME, common=True)
+        bool,
+        key("Start over; the earlier output file becomes FILE~"),
+        Excludes(("retry_failed",)),
+        Flag(panel=_RESUME, common=True),
     ] = False
     existing: Annotated[
         ExistingFiles | None,
@@ -228,25 +275,35 @@ class RunSpec(BaseModel):
     ] = None
     retry_failed: Annotated[bool, key("Retry clips that failed before"), Flag(panel=_RESUME, common=True)] = False
     checksum: Annotated[bool, key("Recognise clips by content instead of size and time"), Flag(panel=_RESUME)] = False
-    fail_fast: Annotated[bool, key("Stop at the first failure"), Flag(panel=_RESUME)] = False
+    fail_fast: Annotated[bool, key("Stop at the first failure"), Excludes(("max_failures",)), Flag(panel=_RESUME)] = (
+        False
+    )
     max_failures: Annotated[int | None, key("Stop after N failures", ge=1), Flag(panel=_RESUME, metavar="N")] = None
     timeout: Annotated[
-        float | None, key("Give up on a clip after this long"), Flag(panel=_RESUME, metavar="SECONDS")
+        float | None,
+        key("Give up on a clip after this long"),
+        AfterValidator(parse_timeout),
+        Flag(panel=_RESUME, metavar="SECONDS"),
     ] = None
     max_fetch: Annotated[
-        Text,
-        key("Give up on a clip of a shard or URL larger than this: 500MB, 2GiB"),
+        int,
+        key("Give up on a clip of a shard or URL larger than this: 500MB, 2GiB (default: 4GiB)"),
+        BeforeValidator(lambda size: parse_size(str(size), option("max_fetch"))),
         Flag(panel=_RESUME, metavar="SIZE"),
-    ] = "4GiB"
+    ] = 4 << 30
 
     batch: Annotated[
-        Text,
-        key("Clips captioned at once; 1 keeps the order of the clips"),
+        int | Literal["auto"],
+        key("Clips captioned at once; 1 keeps the order of the clips (default: auto)"),
+        BeforeValidator(parse_count),
         Flag(panel=_SCALE, metavar="auto|N", common=True),
     ] = "auto"
     ahead: Annotated[int, key("Maximum number of clips read ahead", ge=1), Flag(panel=_SCALE, metavar="N")] = 8
     replicas: Annotated[
-        Text | None, key("Captioners to run at once; auto: one per GPU"), Flag(panel=_SCALE, metavar="N|auto")
+        int | Literal["auto"] | None,
+        key("Captioners to run at once; auto: one per GPU"),
+        BeforeValidator(parse_count),
+        Flag(panel=_SCALE, metavar="N|auto"),
     ] = None
     shard: Annotated[
         str | None,
@@ -288,28 +345,6 @@ class RunSpec(BaseModel):
         return spec
 
     @property
-    def segment_length(self) -> float | str | None:
-        """Length of a segment in seconds, ``scenes``, or None for whole clips."""
-        return parse_segment(self.segment)
-
-    @property
-    def clip_range(self) -> tuple[float | None, float | None]:
-        """``start`` and ``end`` in seconds.
-
-        Raises:
-            UsageError: one is not a time, or the end is not after the start.
-        """
-        start, end = parse_time(self.start, option("start")), parse_time(self.end, option("end"))
-        if end is not None and end <= (start or 0.0):
-            raise UsageError(f"{option('end', self.end)}: must be after {option('start', self.start or 0)}")
-        return start, end
-
-    @property
-    def batch_size(self) -> int | None:
-        """Maximum of clips captioned at once; None leaves it to the captioner."""
-        return parse_batch(self.batch)
-
-    @property
     def questions(self) -> tuple[str, ...]:
         """Several questions about each clip, turns of a dialogue or independent prompts; empty for one prompt."""
         return self.turn or (self.prompt if len(self.prompt) > 1 else ())
@@ -328,7 +363,7 @@ class RunSpec(BaseModel):
         """Return the run over so many clips. A lone one that is verified is measured: no more work."""
         if not (self.baseline or (self.verify and total == 1)):
             return self
-        return self.model_copy(update={"baseline": True, "batch": "1"})
+        return self.model_copy(update={"baseline": True, "batch": 1})
 
     @property
     def is_remote(self) -> bool:
@@ -341,51 +376,37 @@ class RunSpec(BaseModel):
         Raises:
             UsageError: names the field.
         """
-        if self.timeout is not None and not 0 < self.timeout <= MANY:
-            raise UsageError(f"{option('timeout', self.timeout)}: must be more than 0 seconds, and at most {MANY}")
-        for name, example in (("context", "30s"), ("summary", "30s"), ("cut", "scenes")):
-            if getattr(self, name) and self.segment is None:
-                hint = f"{option('segment', example)} {option(name, 'DIR' if name == 'cut' else True)}"
-                raise UsageError(f"{option(name)} needs {option('segment')}", hint=hint)
-        given = [option("json_object")] * self.json_object + [option("style", "events")] * self._timed
+        for name, field in type(self).model_fields.items():
+            for rule in field.metadata if getattr(self, name) else ():
+                if isinstance(rule, Needs) and not getattr(self, rule.name):
+                    hint = f"{option(rule.name, rule.example)} {option(name, rule.own)}"
+                    raise UsageError(f"{option(name)} needs {option(rule.name)}", hint=hint)
+                if isinstance(rule, Excludes) and (others := [one for one in rule.names if getattr(self, one)]):
+                    raise UsageError(f"{option(name)} and {option(others[0])} exclude each other")
+        start, end = self.start or 0.0, self.end
+        if end is not None and end <= start:
+            raise UsageError(f"{option('end', end)}: must be after {option('start', start)}")
+        if len(self.prompt) > 1 and self.segment is not None:
+            raise UsageError(f"several {option('prompt')} and {option('segment')} exclude each other")
+        if len(set(self.prompt)) < len(self.prompt):
+            raise UsageError(f"{option('prompt')}: the same prompt is given twice")
+        if self.rewrite == "@":
+            raise UsageError(f"{option('rewrite', '@')}: names no file", hint=option("rewrite", "@shorter.txt"))
+        given = [option("json_object")] * self.json_object
+        given += [option("style", "events")] * (style_schema(self.style) is not None)
         given += [option(key) for key in ("generate.fields", "generate.json_schema") if given and key in self.overrides]
         if len(given) > 1:
             hint = f"{given[1]} alone answers with JSON too"
             raise UsageError(f"{given[0]} and {given[1]} exclude each other", hint=hint)
-        if self.limit_tokenizer is not None and self.limit is None:
-            raise UsageError(f"{option('limit_tokenizer')} needs {option('limit')}", hint=option("limit", 226))
-        for names in _EXCLUSIVE:
-            given = [option(name) for name in names if getattr(self, name)]
-            if len(given) > 1:
-                raise UsageError(f"{given[0]} and {given[1]} exclude each other")
-        for name in ("output", "output_dir", "cut", "name"):
-            if getattr(self, name) == "":
-                raise UsageError(f"{option(name)}: is empty")
-        self._check_prompts()
-        if self.existing == "skip" and self.overwrite:
-            raise UsageError(f"{option('existing', 'skip')} and {option('overwrite')} exclude each other")
-        prompts = (self.template, self.rewrite, *self.prompt, *self.turn)
-        tars = any(path.lower().endswith(".tar") for path in self.paths)  # each clip's KEY.txt
-        use = option("existing", "use")
-        if self.existing != "use" and not tars and any("{existing}" in text for text in prompts if text):
-            raise UsageError(f"{{existing}} needs {use}", hint=f"{option('format', 'txt')} {use}")
-        if self.existing == "use" and self.cut is not None:
-            raise UsageError(f"{use} and {option('cut')} exclude each other")
+        self._check_existing()
         if self.address is not None and self.engine != "ray":
             raise UsageError(f"{option('address')} needs {option('engine', 'ray')}")
-        if self.is_remote:
-            for name in ("trace", "report"):
-                if getattr(self, name) is not None:
-                    hint = f"leave out {option('replicas')} and {option('engine')}"
-                    raise UsageError(f"{option(name)} needs a single captioner", hint=hint)
-        texts = [name for name in type(self).model_fields if not _declared(name).names_files]
-        _ = self.clip_range
-        for name in texts:
-            value = getattr(self, name)
-            require_text(option(name), *(value if isinstance(value, tuple) else (value,)))
-        parse_batch(self.batch)
-        parse_segment(self.segment)
-        parse_size(self.max_fetch, option("max_fetch"))
+        for name in ("trace", "report") if self.is_remote else ():
+            if getattr(self, name) is not None:
+                hint = f"leave out {option('replicas')} and {option('engine')}"
+                raise UsageError(f"{option(name)} needs a single captioner", hint=hint)
+        for name in self.model_fields_set & _TEXTS:
+            require_text(option(name), getattr(self, name))
 
     @property
     def second_texts(self) -> tuple[str, ...]:
@@ -398,37 +419,16 @@ class RunSpec(BaseModel):
         named = (self.rewrite or "").startswith("@") and not (self.rewrite or "").startswith("@@")
         return Path((self.rewrite or "")[1:]) if named else None
 
-    @property
-    def _timed(self) -> bool:
-        return style_schema(self.style) is not None
-
-    def _check_prompts(self) -> None:
-        if any(not prompt.strip() for prompt in self.prompt):
-            raise UsageError(f"{option('prompt')}: is empty", hint=option("prompt", "What moves?"))
-        if len(self.prompt) > 1:
-            if self.segment is not None:
-                raise UsageError(f"several {option('prompt')} and {option('segment')} exclude each other")
-            if len(set(self.prompt)) < len(self.prompt):
-                raise UsageError(f"{option('prompt')}: the same prompt is given twice")
-        if self.rewrite is not None and not self.rewrite.strip():
-            raise UsageError(f"{option('rewrite')}: is empty", hint=option("rewrite", "shorten to 40 words"))
-        if self.rewrite == "@":
-            raise UsageError(f"{option('rewrite', '@')}: names no file", hint=option("rewrite", "@shorter.txt"))
-        if any(not turn.strip() for turn in self.turn):
-            raise UsageError(f"{option('turn')}: is empty", hint=option("turn", "What happens then?"))
-
-
-#: Fields of which only one may be given.
-_EXCLUSIVE = (
-    ("prompt", "prompt_file", "style", "turn"),
-    ("turn", "segment"),
-    ("output", "output_dir"),
-    ("output", "name"),
-    ("cut", "output_dir"),
-    ("cut", "name"),
-    ("overwrite", "retry_failed"),
-    ("fail_fast", "max_failures"),
-)
+    def _check_existing(self) -> None:
+        use = option("existing", "use")
+        if self.existing == "skip" and self.overwrite:
+            raise UsageError(f"{option('existing', 'skip')} and {option('overwrite')} exclude each other")
+        if self.existing == "use" and self.cut is not None:
+            raise UsageError(f"{use} and {option('cut')} exclude each other")
+        tars = any(path.lower().endswith(".tar") for path in self.paths)  # each clip's KEY.txt
+        texts = (self.template, self.rewrite, *self.prompt, *self.turn)
+        if self.existing != "use" and not tars and any("{existing}" in text for text in texts if text):
+            raise UsageError(f"{{existing}} needs {use}", hint=f"{option('format', 'txt')} {use}")
 
 
 def flag_of(name: str) -> str:
@@ -439,3 +439,7 @@ def flag_of(name: str) -> str:
 
 def _declared(name: str) -> Flag:
     return next((one for one in RunSpec.model_fields[name].metadata if isinstance(one, Flag)), Flag())
+
+
+#: Fields whose values name no files, and so hold text alone.
+_TEXTS = {name for name in RunSpec.model_fields if not _declared(name).names_files}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from functools import lru_cache
 from pathlib import Path
+from typing import Any, Literal
 
+from pydantic import AfterValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from vidspec.bounds import COLDEST, HOTTEST, MANY, WIDEST
@@ -132,13 +133,36 @@ def parse_time(value: object, where: str) -> float | None:
     return time
 
 
-def require_text(name: str, *values: object) -> None:
-    """Refuse bytes that are not UTF-8, as a script saved as Latin-1 has: lone surrogates in texts.
+def seconds(value: object, field: ValidationInfo) -> float | None:
+    return parse_time(value, option(field.field_name or ""))
+
+
+def parse_timeout(value: float | None) -> float | None:
+    if value is not None and not 0 < value <= MANY:
+        raise UsageError(f"{option('timeout', value)}: must be more than 0 seconds, and at most {MANY}")
+    return value
+
+
+def filled(example: str) -> AfterValidator:
+    """Return a validator that refuses a text without a character to see, or several of which one is that."""
+
+    def check(value: Any, field: ValidationInfo) -> Any:
+        name = field.field_name or ""
+        if any(not one.strip() for one in ((value,) if isinstance(value, str) else value or ())):
+            raise UsageError(f"{option(name)}: is empty", hint=option(name, example))
+        return value
+
+    return AfterValidator(check)
+
+
+def require_text(name: str, value: object) -> None:
+    """Refuse bytes that are not UTF-8, as a script saved as Latin-1 has: lone surrogates in a text, or in several.
 
     Raises:
         UsageError: begins with ``name``.
     """
-    if any(isinstance(value, str) and HALF_CHARACTER.search(value) for value in values):
+    values = value if isinstance(value, tuple) else (value,)
+    if any(isinstance(one, str) and HALF_CHARACTER.search(one) for one in values):
         raise UsageError(f"{name}: holds bytes that are not UTF-8", hint="save the script as UTF-8")
 
 
@@ -151,29 +175,33 @@ def parse_size(text: str, origin: str) -> int:
     return size
 
 
-@lru_cache(8)
-def parse_segment(text: str | None) -> float | str | None:
+def parse_segment(value: object) -> float | Literal["scenes"] | None:
     """Parse the length of a segment: ``scenes``, seconds (``30s``, ``2m``, ``1:30``), or None.
 
     Raises:
         UsageError: it is none of these.
     """
-    if text is None or text == "scenes":
-        return text
+    if value is None or value == "scenes":
+        return value
     try:
-        length = parse_seconds(text)
+        length = parse_seconds(str(value))
     except ValueError:
         length = 0.0
     if not (math.isfinite(length) and length >= SHORTEST_SEGMENT):
         what = f"must be scenes or a length such as 30s, of {SHORTEST_SEGMENT:g} s or more"
-        raise UsageError(f"{option('segment', text)}: {what}")
+        raise UsageError(f"{option('segment', value)}: {what}")
     return length
 
 
-def parse_batch(text: str) -> int | None:
-    """Parse ``--batch``; None for ``auto``."""
-    if text == "auto":
-        return None
+def parse_count(value: object, field: ValidationInfo) -> int | Literal["auto"] | None:
+    """Parse a number of clips or captioners, or ``auto``.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    text = str(value)
+    if value is None or value == "auto":
+        return value
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MANY):
-        raise UsageError(f"{option('batch', text)}: must be auto or a number of clips, 1 or more")
+        raise UsageError(f"{option(field.field_name or '', value)}: must be auto or a number, 1 or more")
     return int(text)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
-from vidspec.config.values import parse_size
 from vidspec.errors import UsageError, VideoError, option
 from vidspec.runs.access import Access, check_allowed_url
 
@@ -50,8 +49,7 @@ def fetch_limits(spec: RunSpec, shard: str | None = None) -> FetchLimits:
         if not os.path.isdir(folder):
             raise UsageError(f"{option('allow_paths', folder)}: there is no such folder")
     access = Access(spec.allow_paths, tuple(map(check_allowed_url, spec.allow_urls)))
-    most = parse_size(spec.max_fetch, option("max_fetch"))
-    return FetchLimits(spec.timeout, most, access.with_typed(*spec.paths, *((shard,) if shard else ())))
+    return FetchLimits(spec.timeout, spec.max_fetch, access.with_typed(*spec.paths, *((shard,) if shard else ())))
 
 
 class Allowance:

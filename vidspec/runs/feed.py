@@ -47,7 +47,7 @@ def reader_count(spec: RunSpec, clips: int | None = None) -> int:
 
     If clips are captioned one at a time there is one reader, which keeps their order.
     """
-    if spec.batch_size == 1 or (clips is not None and clips < 2 and spec.segment is None):
+    if spec.batch == 1 or (clips is not None and clips < 2 and spec.segment is None):
         return 1
     return max(2, min(MAX_READERS, cores() // 2))
 
@@ -257,7 +257,7 @@ class Feed:
     def _cut(self, job: Job, reader: ClipReader) -> list[PartInput]:
         """Return the segments of a clip that are left."""
         with self._files.local(job) as file:
-            spans = reader.segments(file, self.spec.segment_length or "scenes", job.start, job.end)
+            spans = reader.segments(file, self.spec.segment or "scenes", job.start, job.end)
         left = [number for number in range(len(spans)) if number not in job.done]
         return [PartInput(job.part(number, len(spans), *spans[number]), spans=spans) for number in left]
 

@@ -173,10 +173,9 @@ def _find_clips(spec: RunSpec, shard: Shard | None, reporter: RunReporter, *, li
     inputs.drop_missing(found, spec.paths)
     for line in found.unreadable:
         reporter.error(line)
-    begin, end = spec.clip_range
     for entry in found.entries:
         if (entry.start, entry.end) == (None, None):
-            entry.start, entry.end = begin, end
+            entry.start, entry.end = spec.start, spec.end
     if not (found.entries or (shard and total)):
         empty = "none of them can be read" if found.unreadable else "the folder or list is empty"
         raise UsageError("there is no video to caption", hint=found.left_out or empty)

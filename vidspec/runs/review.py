@@ -157,7 +157,7 @@ class CaptionFiles:
         """Return a recorded run with the options that the user gave; the planned one if it cannot be read any more."""
         if run.digest not in self._runs:
             try:
-                spec = RunSpec.model_validate({**run.spec, "baseline": False, "verify": False, "batch": "1"})
+                spec = RunSpec.model_validate({**run.spec, "baseline": False, "verify": False, "batch": 1})
                 profile = override(parse(run.profile), self._keys) if self._keeps_profiles else self._planned[1]
                 if "models.target" in self._keys or "models.pair" in self._keys:
                     spec = spec.model_copy(update={"overrides": {**spec.overrides, **self._keys}})

@@ -55,7 +55,7 @@ def caption_jobs(
     clips = _RunningClips(captioner, feed, spec, observer or RunObserver(), on_begin, total)
     while not clips.done:
         before = clips.count
-        events = captioner.client.serve(clips, batch=spec.batch_size, wake=feed.wake)
+        events = captioner.client.serve(clips, batch=None if spec.batch == "auto" else spec.batch, wake=feed.wake)
         try:
             for key, event in events:
                 yield from clips.results()

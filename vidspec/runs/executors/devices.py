@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from vidspec.errors import DeviceError, UsageError, option
 from vidspec.events.tally import counted
@@ -18,7 +18,7 @@ __all__ = ["device_groups"]
 
 
 def device_groups(
-    replicas: str | None, profile: Profile, *, ray: bool = False, address: str | None = None
+    replicas: int | Literal["auto"] | None, profile: Profile, *, ray: bool = False, address: str | None = None
 ) -> list[DeviceGroup]:
     """Return one group of devices per captioner.
 
@@ -32,10 +32,10 @@ def device_groups(
         address: address of the Ray cluster, whose GPUs count for ``auto``.
 
     Raises:
-        UsageError: ``replicas`` is invalid, or the profile does not place the target on a group's first GPU.
+        UsageError: the profile does not place the target on a group's first GPU.
         DeviceError: more captioners than groups of GPUs are requested, on a machine with GPUs.
     """
-    wanted = None if replicas in (None, "auto") else _parse_count(replicas)
+    wanted = replicas if isinstance(replicas, int) else None
     device = profile.models.device
     gpus = 0 if device.startswith(("cpu", "mps", "xpu")) else (_ray_gpu_count(address) if ray else _gpu_count())
     size = _group_size(profile, gpus, wanted or 1)
@@ -72,12 +72,6 @@ def _group_size(profile: Profile, gpus: int, count: int) -> int:
         return 2
     named = (profile.models.device, profile.models.draft_device, profile.workers.target, profile.workers.draft)
     return 1 + max((int(name.partition(":")[2] or 0) for name in named if name and name.startswith("cuda")), default=0)
-
-
-def _parse_count(text: str | None) -> int:
-    if text is None or not text.isdigit() or int(text) < 1:
-        raise UsageError(f"{option('replicas', text)}: must be a number or auto")
-    return int(text)
 
 
 def _gpu_count() -> int:

@@ -108,7 +108,7 @@ def settings_digest(job: Job, spec: RunSpec, profile: Profile) -> str:
     if spec.template is not None:
         about |= {"template": spec.template, "single_line": False}  # a key of 0.4.0's digests
     if spec.segment is not None:
-        about |= {"segment": spec.segment_length} | ({"context": True} if spec.context else {})
+        about |= {"segment": spec.segment} | ({"context": True} if spec.context else {})
     limit = None if spec.limit is None else [spec.limit, spec.limit_tokenizer or "words"]
     second = (("rewrite", spec.rewrite), ("limit", limit), ("summary", spec.summary))
     about |= {key: value for key, value in second if value}

@@ -50,7 +50,7 @@ def run(
 
 
 def _captions(planned: RunPlan, *, raises: bool) -> Generator[Caption, None, None]:
-    with Run(planned).open() as running:
+    with Run(planned) as running:
         for result in running:
             if raises and result.error is not None:
                 raise result.error

@@ -162,7 +162,7 @@ def test_columns_of_a_manifest(vidspec):
     [
         (("--format", "txt", "--prompt", "{existing}?"), "{existing} needs --existing use"),
         (("--format", "txt", "--template", "{existing} {caption}"), "{existing} needs --existing use"),
-        (("-o", "out.jsonl", "--existing", "use"), "--existing use needs a file for each clip"),
+        (("-o", "out.jsonl", "--existing", "use"), "--existing needs a file for each clip"),
         (("--format", "srt", "--existing", "use"), "--existing use needs files of text"),
         (("--format", "txt", "--existing", "skip", "--overwrite"), "exclude each other"),
         ((*USE[2:], "--template", "{tag} {caption}"), "has no field but {caption}, {existing}, not {tag}"),

@@ -16,6 +16,6 @@ def main(args: Sequence[str] | None = None) -> int:
         from vidspec.cli.printed import complete_streams
 
         complete_streams()
-    from vidspec.cli.app import run
+    from vidspec.cli.app import app, run_app
 
-    return run(args)
+    return run_app(app, "vidspec", args)

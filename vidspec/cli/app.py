@@ -126,11 +126,6 @@ def _root(
     """Caption video with large video-language models, faster: a draft proposes, the target verifies."""
 
 
-def run(args: Sequence[str] | None = None) -> int:
-    """Run a command line of ``vidspec`` and return the exit code."""
-    return run_app(app, "vidspec", args)
-
-
 def run_app(application: typer.Typer, name: str, args: Sequence[str] | None = None) -> int:
     """Run a command line of an application and return the exit code. Bugs keep their traceback.
 
@@ -141,66 +136,55 @@ def run_app(application: typer.Typer, name: str, args: Sequence[str] | None = No
     """
     args = list(sys.argv[1:] if args is None else args)
     as_json = "--progress=json" in args or ("--progress", "json") in pairwise(args)
-    with events_on_stderr() if as_json else nullcontext():
-        return _run(application, name, args)
-
-
-def _run(application: typer.Typer, name: str, args: list[str]) -> int:
     debug = "--debug" in args or os.environ.get("VIDSPEC_DEBUG", "") not in ("", "0")
-    try:
-        _require_folder()
-        _require_text(application, args)
-        with raise_on_signals():
-            code = application(args=args, prog_name=name, standalone_mode=False)
-        if sys.stdout is not None:
-            sys.stdout.flush()
-        return code if isinstance(code, int) else 0
-    except VidspecError as error:
-        if debug:
-            print(escape_text(traceback.format_exc()), end="", file=sys.stderr)
-        error.spelling = spell_flags(error, args)
-        print_error(str(error))
-        return error.exit_code
-    except ClickError as error:
-        return _usage(error)
-    except (KeyboardInterrupt, typer.Abort) as stop:
-        ending = ending_of(stop)
-        print_error(ending.word)
-        return ending.code
-    except SystemExit as stopped:  # raised by Typer, for one when the reader of a pipe is gone
-        if isinstance(stopped.__context__, BrokenPipeError):
+    with events_on_stderr() if as_json else nullcontext():
+        try:
+            _check_start(application, args)
+            with raise_on_signals():
+                code = application(args=args, prog_name=name, standalone_mode=False)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+            return code if isinstance(code, int) else 0
+        except VidspecError as error:
+            if debug:
+                print(escape_text(traceback.format_exc()), end="", file=sys.stderr)
+            error.spelling = spell_flags(error, args)
+            print_error(str(error))
+            return error.exit_code
+        except ClickError as error:
+            return _usage(error)
+        except (KeyboardInterrupt, typer.Abort) as stop:
+            ending = ending_of(stop)
+            print_error(ending.word)
+            return ending.code
+        except SystemExit as stopped:  # raised by Typer, for one when the reader of a pipe is gone
+            if isinstance(stopped.__context__, BrokenPipeError):
+                return LostOutputError.exit_code
+            return stopped.code if isinstance(stopped.code, int) else 1
+        except BrokenPipeError:
+            _discard_stdout()  # the reader of a pipe (`| head`) has closed it
             return LostOutputError.exit_code
-        return stopped.code if isinstance(stopped.code, int) else 1
-    except BrokenPipeError:
-        _discard_stdout()  # the reader of a pipe (`| head`) has closed it
-        return LostOutputError.exit_code
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        _discard_stdout()
-        lost = LostOutputError(f"{error.filename or 'the output'}: cannot be written: {error.strerror}")
-        print_error(str(lost))
-        return lost.exit_code
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            _discard_stdout()
+            lost = LostOutputError(f"{error.filename or 'the output'}: cannot be written: {error.strerror}")
+            print_error(str(lost))
+            return lost.exit_code
 
 
-def _require_folder() -> None:
-    """Refuse to run in a folder that was deleted: paths have no meaning there, and libraries of torch do not load.
+def _check_start(application: typer.Typer, args: Sequence[str]) -> None:
+    """Refuse a working folder that was deleted, and bytes that are not UTF-8 in values of options but names of files.
+
+    Paths have no meaning in such a folder, and libraries of torch do not load. A script in Latin-1 has such bytes.
 
     Raises:
-        UsageError: it was.
+        UsageError: naming the folder, or the option.
     """
     try:
         os.getcwd()
     except OSError as error:
         raise UsageError(f"the current folder: {error.strerror}", hint="change to one that exists") from None
-
-
-def _require_text(application: typer.Typer, args: Sequence[str]) -> None:
-    """Refuse bytes that are not UTF-8 in values of options, as a script saved as Latin-1 has, except names of files.
-
-    Raises:
-        UsageError: an option has some.
-    """
     odd = [number for number, arg in enumerate(args) if HALF_CHARACTER.search(arg)]
     if not odd:
         return

@@ -49,11 +49,10 @@ def ask(
     """
     from vidspec.cli.printed import print_note
     from vidspec.cli.session import HELP, terminal_prompt
-    from vidspec.cli.typed_settings import with_settings
 
     terminal, out = sys.stdin.isatty() and sys.stdout.isatty(), sys.stdout
     with redirect_stdout(sys.stderr), ExitStack() as stack:  # keeps output of libraries out of the answers
-        session = _open_session(stack, clip, with_settings(spec, options.settings), options, out, form)
+        session = _open_session(stack, clip, spec, options, out, form)
         if not terminal:
             return session.lines(sys.stdin)
         if not options.quiet:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vidspec.cli.options import TerminalOptions, flatten_options
 from vidspec.config.run_spec import RunSpec
+from vidspec.errors import UsageError
 
 
 @flatten_options()
@@ -20,13 +21,13 @@ def caption(spec: RunSpec, options: TerminalOptions) -> int:
     """
     from vidspec.cli.printed import printed_log
     from vidspec.cli.terminal import TerminalReporter, run_on_terminal
-    from vidspec.cli.typed_settings import with_settings
     from vidspec.runs.planning import plan
 
-    options.check()
+    if options.quiet and options.verbose:
+        raise UsageError("--quiet and --verbose exclude each other")
     reporter = TerminalReporter(options)
     with printed_log(on=options.verbose):
-        planned = plan(with_settings(spec, options.settings), reporter, prints=True)
+        planned = plan(spec, reporter, prints=True)
     if options.dry_run:
         from vidspec.cli.dry_run import print_plan
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property, partial, wraps
 from inspect import Parameter, Signature, signature
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeAlias, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeAlias, TypeVar, cast, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from vidspec.cli.keys import COMMON_KEYS, KEY_SECTIONS, Completion, field_parameters, key_parameters
+from vidspec.cli.typed_settings import parse_settings
 from vidspec.config.prompts import STYLES
 from vidspec.config.run_spec import RunSpec
-from vidspec.errors import UsageError
 from vidspec.runs.formats.base import format_names
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ class _OptionGroup(Generic[T]):
         yield from field_parameters(COMPLETIONS, {"format": f"{', '.join(format_names())}. "})
         for section in KEY_SECTIONS:
             yield from self._key_options(section, None)
+        yield Parameter("settings", Parameter.KEYWORD_ONLY, default=None, annotation=SetOption)
 
     def _field_options(self, group: Callable[..., T]) -> Iterator[Parameter]:
         types = get_type_hints(group, include_extras=True)
@@ -131,6 +132,7 @@ class _OptionGroup(Generic[T]):
                 sections.setdefault(section, {})[f"{section}.{name}"] = value
         if self.group is RunSpec:
             keys = {key: value for section in sections.values() for key, value in section.items()}
+            keys |= parse_settings(cast("list[str] | None", values.pop("settings", None)), "draft.gamma=4", keys)
             return RunSpec.make(values | {"overrides": keys})  # type: ignore[return-value]
         return self.group(**values, **sections)
 
@@ -192,12 +194,11 @@ DebugOption: TypeAlias = Annotated[bool, _check("--debug", help="Show the traceb
 class PlainFlags:
     """A command whose help page names no type beside flags."""
 
-    def get_params(self, ctx: Any) -> Any:
-        params = super().get_params(ctx)  # type: ignore[misc]
-        for one in params:
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        for one in self.get_params(ctx):  # type: ignore[attr-defined]
             if getattr(one, "is_flag", False) and one.metavar is None:
                 one.metavar = ""
-        return params
+        super().format_help(ctx, formatter)  # type: ignore[misc]
 
 
 class Command(PlainFlags, TyperCommand):
@@ -233,7 +234,6 @@ def _help_all(context: typer.Context, wanted: bool) -> None:
 class TerminalOptions:
     """Options of ``vidspec caption`` that concern this terminal; those of the run are :class:`RunSpec`'s."""
 
-    settings: SetOption = None
     dry_run: Annotated[bool, _output("--dry-run", help="Only show the plan.")] = False
     progress: Annotated[
         TextOrJson,
@@ -250,11 +250,6 @@ class TerminalOptions:
         bool,
         typer.Option("--help-all", is_eager=True, callback=_help_all, help="Show all options and exit."),
     ] = False
-
-    def check(self) -> None:
-        """Raise UsageError if options exclude each other."""
-        if self.quiet and self.verbose:
-            raise UsageError("--quiet and --verbose exclude each other")
 
     @property
     def shows_tracebacks(self) -> bool:

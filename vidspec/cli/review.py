@@ -48,7 +48,6 @@ def review(
     txt`. Models are loaded when a caption is first asked for. Ctrl-C ends it.
     """
     from vidspec.cli.start import require_one_prompt
-    from vidspec.cli.typed_settings import with_settings
     from vidspec.display.pages.page import check_page
     from vidspec.errors import UsageError
     from vidspec.runs.planning import plan
@@ -58,7 +57,6 @@ def review(
     served = {"--open": open_browser, "--port": port, "--prompt": spec.prompt}
     if output is not None and (wrong := next((option for option, value in served.items() if value), None)):
         raise UsageError(f"--output and {wrong} exclude each other", hint="a page for reading has no server")
-    spec = with_settings(spec, options.settings)
     planned = plan(spec.model_copy(update={"format": spec.format or "txt"}))
     files = CaptionFiles(planned, spec)
     title = f"Captions of {', '.join(spec.paths) or 'listed clips'}"

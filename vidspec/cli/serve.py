@@ -67,7 +67,6 @@ def serve(
     Options are defaults that a request may change. SIGTERM or Ctrl-C ends the server after the requests it has.
     """
     from vidspec.cli.printed import print_note
-    from vidspec.cli.typed_settings import with_settings
     from vidspec.errors import UsageError
 
     require_packages("serve", *(["aiohttp"] if allow_media_domain else []))
@@ -96,7 +95,7 @@ def serve(
         page=not no_page,
     )
     with redirect_stdout(sys.stderr):
-        return _serve(with_settings(spec, options.settings), options, config, listener, host)
+        return _serve(spec, options, config, listener, host)
 
 
 def _serve(spec: RunSpec, options: TerminalOptions, config: ServeConfig, listener: socket.socket, host: str) -> int:

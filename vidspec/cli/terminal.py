@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def run_on_terminal(plan: RunPlan, reporter: TerminalReporter) -> int:
     """Carry out a plan, report on standard error, and return the exit code."""
-    run = Run(plan, reporter).open()
+    run = Run(plan, reporter)
     try:
         with redirect_stdout(sys.stderr), run:  # libraries print; only the outputs hold the real stdout
             for _ in run:
@@ -46,7 +46,7 @@ def run_on_terminal(plan: RunPlan, reporter: TerminalReporter) -> int:
 
 def _print_end(run: Run, reporter: TerminalReporter) -> None:
     plan, tally = run.plan, run.tally
-    if plan.several and reporter.options.progress != "json":
+    if plan.found.several and reporter.options.progress != "json":
         reporter.info(totals(tally, plan.found))
     if plan.found.unreadable:
         reporter.error(f"{counted(len(plan.found.unreadable), 'input')} could not be found or listed, see above")
@@ -84,7 +84,7 @@ class TerminalReporter(RunReporter):
     def begin(self, plan: RunPlan) -> bool:
         options, fetches = self.options, False
         if not options.quiet:
-            if plan.spec.baseline and plan.several:
+            if plan.spec.baseline and len(plan.entries) > 1:
                 self.note("--baseline times each clip alone (--batch 1)")
             command = f"caption {shlex.quote(plan.entries[0].path)}"
             fetches = start.announce(plan.profile, command, plan.prompts, here=not plan.spec.is_remote)
@@ -115,7 +115,7 @@ class TerminalReporter(RunReporter):
         return (*streamed, shown)
 
     def result_observers(self, plan: RunPlan) -> Sequence[RunObserver]:
-        options, several = self.options, plan.several
+        options, several = self.options, plan.found.several
         as_json = options.progress == "json"
         quiet, debug = options.quiet, options.shows_tracebacks
         lines: RunObserver = OutcomeLines(several=several, quiet=quiet, debug=debug, verbose=options.verbose)
@@ -146,7 +146,7 @@ class TerminalReporter(RunReporter):
         # If stdout is the same terminal, the finished caption is printed there only, in the panel's colours.
         stream = run.store.only_stream
         shared = stream is not None and sys.__stdout__ is not None and sys.__stdout__.isatty()
-        if plan.several:
+        if plan.found.several:
             from vidspec.display.overall import RunPanel
 
             self._draws_run = not shared
@@ -178,7 +178,7 @@ def _text_stream(run: Run, shown: RunObserver, *, quiet: bool) -> Iterator[RunOb
     plan, stream = run.plan, run.store.only_stream
     parts = plan.spec.segment is not None or questions_of(plan.entries[0], plan.spec) is not None
     pending = plan.spec.verify or plan.spec.rewrite is not None or plan.spec.limit is not None
-    if plan.several or parts or pending or stream is None or not stream.form.is_prose:
+    if plan.found.several or parts or pending or stream is None or not stream.form.is_prose:
         return
     panel = not (quiet or isinstance(shown, RestartNotes))
     if isinstance(stream.lines, StdoutLines) and not (panel and stream.lines.terminal):

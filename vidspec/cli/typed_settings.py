@@ -4,22 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from vidspec.config.run_spec import RunSpec
 from vidspec.errors import UsageError
-
-
-def with_settings(spec: RunSpec, settings: Sequence[str] | None) -> RunSpec:
-    """Return a run with the keys of ``--set``, none of which another option may set.
-
-    Raises:
-        UsageError: not KEY=VALUE, or a key is set twice.
-    """
-    from vidspec.runs.run_settings import profile_keys
-
-    if not settings:
-        return spec
-    added = parse_settings(settings, "draft.gamma=4", profile_keys(spec))
-    return spec.model_copy(update={"overrides": {**spec.overrides, **added}})
 
 
 def parse_settings(settings: Sequence[str] | None, example: str, overrides: Collection[str] = ()) -> dict[str, object]:

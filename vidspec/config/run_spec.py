@@ -8,7 +8,7 @@ they do for the keys of a profile. Errors mark the field that they are about (:f
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
@@ -359,12 +359,6 @@ class RunSpec(BaseModel):
         """True if the models were chosen; otherwise captions of the built-in models are marked."""
         return not {"models.pair", "models.target"}.isdisjoint(self.overrides)
 
-    def for_clips(self, total: int) -> RunSpec:
-        """Return the run over so many clips. A lone one that is verified is measured: no more work."""
-        if not (self.baseline or (self.verify and total == 1)):
-            return self
-        return self.model_copy(update={"baseline": True, "batch": 1})
-
     @property
     def is_remote(self) -> bool:
         """True if captioners run in other processes or on other machines."""
@@ -401,12 +395,21 @@ class RunSpec(BaseModel):
         self._check_existing()
         if self.address is not None and self.engine != "ray":
             raise UsageError(f"{option('address')} needs {option('engine', 'ray')}")
-        for name in ("trace", "report") if self.is_remote else ():
-            if getattr(self, name) is not None:
-                hint = f"leave out {option('replicas')} and {option('engine')}"
-                raise UsageError(f"{option(name)} needs a single captioner", hint=hint)
+        if self.is_remote:
+            hint = f"leave out {option('replicas')} and {option('engine')}"
+            self.refuse(("trace", "report"), "needs a single captioner", hint=hint)
         for name in self.model_fields_set & _TEXTS:
             require_text(option(name), getattr(self, name))
+
+    def refuse(self, names: Iterable[str], reason: str, hint: str | None = None) -> None:
+        """Refuse options for a common reason.
+
+        Raises:
+            UsageError: one of the fields is given; names it, and says why.
+        """
+        for name in names:
+            if getattr(self, name):
+                raise UsageError(f"{option(name)} {reason}", hint=hint)
 
     @property
     def second_texts(self) -> tuple[str, ...]:

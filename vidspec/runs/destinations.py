@@ -16,10 +16,8 @@ from vidspec.runs.job import Job
 from vidspec.runs.part_files import PartFiles
 from vidspec.runs.renderers import OUTPUT, Renderer
 from vidspec.runs.run_file import RunFile
-from vidspec.runs.run_store import RunStore
 from vidspec.runs.segment_files import SegmentFiles
 from vidspec.runs.sources.base import is_shard
-from vidspec.runs.store.run_lines import CaptionRun
 from vidspec.runs.store.sidecars import SegmentNames, SidecarNames, check_sidecar_names
 from vidspec.runs.stores import is_url
 from vidspec.runs.writers import FileLines, StdoutLines, Stream
@@ -53,6 +51,7 @@ def plan_renderers(
     profile: Profile,
     shard: Shard | None,
     *,
+    parts: bool,
     prints: bool,
 ) -> list[Renderer]:
     """Return what shows the records of a run; writes nothing. Without ``prints`` nothing is printed unless -o says so.
@@ -62,27 +61,30 @@ def plan_renderers(
     """
     entries = found.entries
     data, texts = schema_properties(profile.generate.grammar_schema), spec.second_texts
-    if writes_parts(spec, forms, entries):
+    cut = None if spec.cut is None or parts else SegmentNames(make_format("txt"), spec.cut, None, profile.name)
+    own = [form for form in forms if cut is None and writes_clip_file(spec, form)] if not parts else []
+    each = [SidecarNames(form, spec.output_dir, spec.name, profile.name) for form in own]
+    files = [names for names in (*each, cut) if names is not None]
+    if not files:
+        spec.refuse(("existing",), "needs a file for each clip", option("format", "txt"))
+    if spec.existing == "use" and not any(names.form.suffix == ".txt" for names in files):
+        raise UsageError(f"{option('existing', 'use')} needs files of text", hint=option("format", "txt"))
+    if parts:
         part = cast("PartFormat", make_format(forms[0].name, data=data, texts=texts))
-        _check_existing(spec, ())
         return [PartFiles(spec.output_dir or "", entries, part, retry=spec.retry_failed)]
     if any(is_url(name or "") for name in (spec.output, spec.output_dir)):
         message = f"{spec.output or spec.output_dir}: a URL is an output of shards only"
         hint = f"caption .tar or .parquet files with {option('format', SHARD_FORMAT)} {option('output_dir', 'URL')}"
         raise UsageError(message, hint=hint)
-    cut = None if spec.cut is None else SegmentNames(make_format("txt"), spec.cut, None, profile.name)
     if cut is not None:
         _check_cut(cut, spec, forms, entries)
-    each: list[SidecarNames] = []
-    if spec.cut is None:
-        own = [form for form in forms if writes_clip_file(spec, form)]
-        each = [SidecarNames(form, spec.output_dir, spec.name, profile.name) for form in own]
     shown: list[Renderer] = []
     paths: list[Path | None] = []
     for form in forms:
-        if writes_clip_file(spec, form) or not (prints or spec.output is not None or _leaves_stdout(spec, form)):
+        filed = spec.output_dir is not None or spec.name is not None or (spec.cut is not None and form.lists_files)
+        if writes_clip_file(spec, form) or not (prints or filed or spec.output is not None):
             continue
-        path = _path_for_all(spec, form, shard, several=len(forms) > 1)
+        path = _path_for_all(spec, form, shard, several=len(forms) > 1) if filed or spec.output is not None else None
         _check_place(path, form, forms, paths, several=found.several)
         if path is not None and spec.output is not None:
             check_output(path, [entry.path for entry in entries], option("output"))
@@ -94,7 +96,10 @@ def plan_renderers(
             else:
                 form.check_clip(entry.path, entry.shard)
         paths.append(path)
-        shown.append(_shown_in(path, form))
+        if path is None:
+            shown.append(Stream(StdoutLines(prose=form.is_prose), form))
+        else:
+            shown.append(Stream(FileLines(path), form) if _is_special(path) else RunFile(path, form))
     if each and spec.output_dir is None and any(entry.shard for entry in entries):
         message = f"{option('format', each[0].form.name)}: a clip of a shard has no folder of its own"
         raise UsageError(message, hint=f"name one with {option('output_dir', 'DIR')}")
@@ -103,23 +108,17 @@ def plan_renderers(
         shown.append(ClipFiles(each, spec.existing or "skip"))
     if cut is not None:
         shown.append(SegmentFiles(cut, spec.existing or "skip", spec, profile))
-    for name in () if each or cut or any(paths) else ("overwrite", "retry_failed", "checksum"):
-        if getattr(spec, name):
-            hint = f"name one with {option('output', 'FILE')} or {option('output_dir', 'DIR')}"
-            raise UsageError(f"{option(name)} needs an output file", hint=hint)
-    _check_existing(spec, each or ([] if cut is None else [cut]))
+    if not (files or any(paths)):
+        hint = f"name one with {option('output', 'FILE')} or {option('output_dir', 'DIR')}"
+        spec.refuse(("overwrite", "retry_failed", "checksum"), "needs an output file", hint)
     if spec.output_dir is not None and os.path.exists(spec.output_dir) and not os.path.isdir(spec.output_dir):
         raise UsageError(f"{option('output_dir', spec.output_dir)}: is not a folder")
     return shown
 
 
-def _shown_in(path: Path | None, form: OutputFormat) -> Renderer:
-    """Return what shows records of all clips in a file, or on standard output."""
-    if path is None:
-        return Stream(StdoutLines(prose=form.is_prose), form)
-    if path.exists() and not path.is_file():
-        return Stream(FileLines(path), form)
-    return RunFile(path, form)
+def _is_special(path: Path) -> bool:
+    """Return True for a pipe or a device, which keeps nothing."""
+    return path.exists() and not path.is_file()
 
 
 def _check_cut(names: SegmentNames, spec: RunSpec, forms: Sequence[OutputFormat], entries: Sequence[Job]) -> None:
@@ -146,30 +145,15 @@ def _check_cut(names: SegmentNames, spec: RunSpec, forms: Sequence[OutputFormat]
             raise UsageError(message, hint="caption them into folders of their own")
 
 
-def _check_existing(spec: RunSpec, each: Sequence[SidecarNames]) -> None:
-    """Refuse ``--existing`` without a file for each clip, and ``use`` without one that holds text alone."""
-    if spec.existing is not None and not each:
-        raise UsageError(
-            f"{option('existing', spec.existing)} needs a file for each clip", hint=option("format", "txt")
-        )
-    if spec.existing == "use" and not any(names.form.suffix == ".txt" for names in each):
-        raise UsageError(f"{option('existing', 'use')} needs files of text", hint=option("format", "txt"))
-
-
 def writes_clip_file(spec: RunSpec, form: OutputFormat) -> bool:
     """Return True if each clip gets a file of its own in this format."""
-    return spec.output is None and form.clip_files != "never" and _leaves_stdout(spec, form)
-
-
-def _leaves_stdout(spec: RunSpec, form: OutputFormat) -> bool:
-    """Return True if a format is written to files although ``--output`` names none."""
-    listed = spec.cut is not None and form.lists_files
-    return spec.output_dir is not None or spec.name is not None or form.clip_files == "always" or listed
+    in_folder = spec.output_dir is not None or spec.name is not None
+    return spec.output is None and (form.clip_files == "always" or (form.clip_files == "in_folder" and in_folder))
 
 
 def _path_for_all(spec: RunSpec, form: OutputFormat, shard: Shard | None, *, several: bool) -> Path | None:
     """Return the path of one file for all clips; None for standard output. ``several`` formats differ by suffix."""
-    if spec.output == "-" or (spec.output is None and not _leaves_stdout(spec, form)):
+    if spec.output == "-":
         return None
     if spec.output is None:
         label = shard.label if shard else ""
@@ -194,8 +178,8 @@ def _check_place(
             raise UsageError(message, hint=f"name one with {option('output', 'FILE')} or {option('output_dir', 'DIR')}")
         raise UsageError(f"{option('format', names)}: two formats would share the file {path}")
     streams = path is None and form.update == "append"
-    regular = path is None or not path.exists() or path.is_file()
-    if several and form.one_clip and regular and not streams:
+    special = path is not None and _is_special(path)
+    if several and form.one_clip and not (special or streams):
         hint = f"give {option('format', form.name)} without {option('output')}"
         raise UsageError(f"{option('format', form.name)}: several clips need a file each", hint=hint)
 
@@ -240,19 +224,11 @@ def check_files(spec: RunSpec, renderers: Sequence[Renderer], entries: Sequence[
     check_distinct([*written, *others], read)
 
 
-def open_store(
-    spec: RunSpec,
-    renderers: Sequence[Renderer],
-    entries: Sequence[Job],
-    shard: Shard | None,
-    *,
-    run: CaptionRun,
-    read_only: bool,
-) -> RunStore:
-    """Open the outputs before any model is loaded; unless ``read_only``, lock and repair them, and open streams.
+def make_folders(spec: RunSpec, renderers: Sequence[Renderer], entries: Sequence[Job]) -> None:
+    """Make the folders of files for all clips that ``--output`` does not name.
 
     Raises:
-        UsageError: a file cannot be written, or another run is writing it.
+        UsageError: a file cannot be written.
     """
     unnamed = [one.path for one in renderers if isinstance(one, RunFile) and spec.output is None]
     for path in unnamed:
@@ -260,14 +236,9 @@ def open_store(
             raise UsageError(
                 f"{path}: is a link", hint=f"give {option('output')} with its name to write what it points to"
             )
-        if read_only:
-            continue
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             message = f"{option('output_dir', path.parent)}: cannot be made: {error.strerror or error}"
             raise UsageError(message) from None
         check_output(path, [entry.path for entry in entries], option("output_dir"))
-    shown = [one for one in renderers if not (read_only and isinstance(one, Stream))]
-    label = shard.label if shard else ""
-    return RunStore(shown, entries, label=label, overwrite=spec.overwrite, read_only=read_only, run=run)

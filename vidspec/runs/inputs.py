@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import bracex
 
-from vidspec.errors import UsageError, option
+from vidspec.errors import UsageError
 from vidspec.runs.allowance import fetch_limits
 from vidspec.runs.job import Job
 from vidspec.runs.sources.base import ListOptions, is_shard, source_of, sources
@@ -22,7 +22,7 @@ from vidspec.runs.stores import is_url, match_urls
 if TYPE_CHECKING:
     from vidspec.config.run_spec import RunSpec
 
-__all__ = ["InputListing", "check_inputs", "collect_inputs", "drop_missing", "expand_shards", "require_file"]
+__all__ = ["InputListing", "collect_inputs", "drop_missing", "expand_shards", "require_file"]
 
 #: Maximum names that the braces in one name stand for.
 MAX_NAMES = 1_000_000
@@ -72,20 +72,6 @@ class InputListing:
         return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
-def check_inputs(spec: RunSpec) -> None:
-    """Check that a run names inputs, and that its options can select from them; reads nothing.
-
-    Raises:
-        UsageError: there are none, or nothing that options could select from.
-    """
-    if not (spec.paths or spec.from_file or spec.manifest):
-        raise UsageError("Missing argument 'PATH'.", hint="see `vidspec caption --help`")
-    lists = bool(spec.from_file) or any(path == "-" or os.path.isdir(path) for path in spec.paths)
-    for name in ("include", "exclude", "include_images"):
-        if getattr(spec, name) and not lists:
-            raise UsageError(f"{option(name)} needs a folder or a list", hint="name the clips alone, or their folder")
-
-
 def collect_inputs(spec: RunSpec, *, links: bool = False) -> InputListing:
     """Collect all clips of a run, those of folders sorted by path.
 
@@ -95,12 +81,18 @@ def collect_inputs(spec: RunSpec, *, links: bool = False) -> InputListing:
     a file.
 
     Raises:
-        UsageError: a list, manifest or URL cannot be read, or standard input is named twice.
+        UsageError: none are named, a list, manifest or URL cannot be read, standard input is named twice, or an option
+            has nothing to select from.
     """
-    listing = InputListing()
-    stdin = [name for name in (*spec.paths, *spec.from_file, *spec.manifest) if name == "-"]
-    if len(stdin) > 1:
+    named = (*spec.paths, *spec.from_file, *spec.manifest)
+    if not named:
+        raise UsageError("Missing argument 'PATH'.", hint="see `vidspec caption --help`")
+    if named.count("-") > 1:
         raise UsageError("standard input can be read once only", hint="name - once")
+    if not (spec.from_file or any(path == "-" or os.path.isdir(path) for path in spec.paths)):
+        hint = "name the clips alone, or their folder"
+        spec.refuse(("include", "exclude", "include_images"), "needs a folder or a list", hint)
+    listing = InputListing()
     seen: set[tuple[object, ...]] = set()
     for job in _jobs(spec, listing):
         key = (
@@ -113,6 +105,13 @@ def collect_inputs(spec: RunSpec, *, links: bool = False) -> InputListing:
             seen.add(key)
             listing.entries.append(job)
     listing.several |= len(spec.paths) > 1 or bool(spec.from_file or spec.manifest)
+    if not any(one.path.lower().endswith(".parquet") for one in listing.entries):
+        names_urls = any(one.shard is not None for one in listing.entries)
+        needing = ("column", "allow_paths", *(() if names_urls else ("allow_urls",)))
+        spec.refuse(needing, "needs a Parquet file among the inputs")
+    if any(is_shard(one.path) for one in listing.entries):
+        hint = "leave it out: clips in a tar are recognised by the size and time stored there, also in a copy of it"
+        spec.refuse(("checksum",), "needs clips that are files, not shards", hint)
     return listing
 
 

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 from vidspec.config.run_spec import RunSpec
 from vidspec.errors import UsageError, VideoError, option
 from vidspec.events.tally import counted
-from vidspec.runs.destinations import check_files, open_store, plan_renderers, writes_clip_file, writes_parts
+from vidspec.runs.destinations import check_files, make_folders, plan_renderers, writes_clip_file, writes_parts
 from vidspec.runs.job import Job
 from vidspec.runs.reporter import RunReporter
 from vidspec.runs.run_settings import (
     check_clips,
-    check_listed,
     check_machine,
     complete_spec,
     output_formats,
@@ -26,17 +25,18 @@ from vidspec.runs.run_settings import (
     profile_keys,
     read_texts,
 )
+from vidspec.runs.run_store import RunStore
 from vidspec.runs.shards import save_array, shard_of
 from vidspec.runs.store.earlier import with_earlier_texts
 from vidspec.runs.store.records import settings_digest
 from vidspec.runs.store.run_lines import CaptionRun
+from vidspec.runs.writers import Stream
 
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
     from vidspec.runs.allowance import FetchLimits
     from vidspec.runs.inputs import InputListing
     from vidspec.runs.renderers import Renderer
-    from vidspec.runs.run_store import RunStore
     from vidspec.runs.shards import Shard
 
 __all__ = ["RunPlan", "plan"]
@@ -49,6 +49,7 @@ class RunPlan:
     Attributes:
         spec: the run as described, with the texts, variables and config that were read.
         profile: the method, with all layers merged.
+        entries: the clips of this run, or of its shard.
         found: all inputs, with those that are left out.
         renderers: show the records; none if the results are only returned.
         beside: True if files stand beside the clips.
@@ -57,19 +58,11 @@ class RunPlan:
 
     spec: RunSpec
     profile: Profile
+    entries: Sequence[Job]
     found: InputListing
     renderers: Sequence[Renderer]
     beside: bool = False
     shard: Shard | None = None
-
-    @property
-    def entries(self) -> Sequence[Job]:
-        """The clips of this run, or of its shard."""
-        return self.found.entries
-
-    @property
-    def several(self) -> bool:
-        return self.found.several
 
     def settings_of(self, job: Job) -> str:
         """Return the digest of a clip's settings (:func:`~vidspec.runs.store.records.settings_digest`)."""
@@ -105,10 +98,19 @@ class RunPlan:
         Raises:
             UsageError: a file cannot be written, or another run is writing it.
         """
+        spec, shard = self.spec, self.shard
         if not read_only:
-            save_array(self.spec, self.shard, beside=self.beside)
-        run = CaptionRun.of(self.spec, self.profile)
-        return open_store(self.spec, self.renderers, self.entries, self.shard, run=run, read_only=read_only)
+            if shard is not None and shard.array is not None:
+                save_array(spec, shard.array, beside=self.beside)
+            make_folders(spec, self.renderers, self.entries)
+        return RunStore(
+            [one for one in self.renderers if not (read_only and isinstance(one, Stream))],
+            self.entries,
+            label=shard.label if shard else "",
+            overwrite=spec.overwrite,
+            read_only=read_only,
+            run=CaptionRun.of(spec, self.profile),
+        )
 
 
 def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = False) -> RunPlan:
@@ -124,7 +126,6 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
     """
     from vidspec.config.user_config import read_config
     from vidspec.decoding.default_profile import resolve_profile
-    from vidspec.runs import inputs
     from vidspec.runs.allowance import fetch_limits
     from vidspec.runs.rendering import check_template
 
@@ -132,7 +133,6 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
     if spec.template is not None:
         check_template(spec.template, option("template"))
     defaults = read_config()
-    inputs.check_inputs(spec)
     asked, earlier = with_earlier_texts(read_texts(spec), spec.format or defaults.format)
     if earlier is not None:
         reporter.note(earlier)
@@ -147,14 +147,15 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
     beside = any(writes_clip_file(spec, form) for form in forms)
     shard = shard_of(spec, beside=beside)
     found = _find_clips(spec, shard, reporter, links=beside)
-    if not writes_parts(spec, forms, found.entries):
+    parts = writes_parts(spec, forms, found.entries)
+    if not parts:
         _open_shards(asked, profile, found, limits, reporter)
     entries = found.entries
     check_clips(asked, forms, entries)
-    planned = complete_spec(asked, resolved, defaults)
-    renderers = plan_renderers(planned, forms, found, profile, shard, prints=prints)
+    planned = complete_spec(asked, resolved, defaults, len(entries))
+    renderers = plan_renderers(planned, forms, found, profile, shard, parts=parts, prints=prints)
     check_files(spec, renderers, entries, defaults.path)
-    return RunPlan(planned, profile, found, renderers, beside, shard)
+    return RunPlan(planned, profile, entries, found, renderers, beside, shard)
 
 
 def _find_clips(spec: RunSpec, shard: Shard | None, reporter: RunReporter, *, links: bool) -> InputListing:
@@ -166,7 +167,6 @@ def _find_clips(spec: RunSpec, shard: Shard | None, reporter: RunReporter, *, li
     from vidspec.runs import inputs
 
     found = inputs.collect_inputs(spec, links=links)
-    check_listed(spec, found.entries)
     total = len(found.entries)
     if shard is not None:  # before missing clips are left out: all tasks must deal the same names
         found.entries = shard.select(found.entries, searched=found.searched)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_clips",
-    "check_listed",
     "check_machine",
     "complete_spec",
     "output_formats",
@@ -36,24 +35,6 @@ __all__ = [
     "profile_keys",
     "read_texts",
 ]
-
-
-def check_listed(spec: RunSpec, jobs: Sequence[Job]) -> None:
-    """Check options that need shards, or lines that name URLs, among the listed inputs, or none.
-
-    Raises:
-        UsageError: names the option.
-    """
-    from vidspec.runs.sources.base import is_shard
-
-    if not any(one.path.lower().endswith(".parquet") for one in jobs):
-        names_urls = any(one.shard is not None for one in jobs)
-        for name in ("column", "allow_paths", *(() if names_urls else ("allow_urls",))):
-            if getattr(spec, name):
-                raise UsageError(f"{option(name)} needs a Parquet file among the inputs")
-    if spec.checksum and any(is_shard(one.path) for one in jobs):
-        hint = "leave it out: clips in a tar are recognised by the size and time stored there, also in a copy of it"
-        raise UsageError(f"{option('checksum')} needs clips that are files, not shards", hint=hint)
 
 
 def check_clips(spec: RunSpec, forms: Sequence[OutputFormat], jobs: Sequence[Job]) -> None:
@@ -97,7 +78,7 @@ def profile_keys(spec: RunSpec) -> dict[str, object]:
     if (prompt := style(spec.style) if spec.style is not None else spec.single_prompt) is not None:
         derived["generate.prompt"] = prompt
     for name in derived.keys() & keys.keys():
-        raise UsageError(f"{name}: is set twice")
+        raise UsageError(f"{option(name)}: is set twice")
     return keys | derived
 
 
@@ -117,8 +98,11 @@ def read_texts(spec: RunSpec) -> RunSpec:
     return spec.model_copy(update=texts) if texts else spec
 
 
-def complete_spec(spec: RunSpec, resolved: ResolvedProfile, defaults: UserConfig) -> RunSpec:
-    """Return a run with what variables and the config set: it is the same run wherever it is given again."""
+def complete_spec(spec: RunSpec, resolved: ResolvedProfile, defaults: UserConfig, clips: int) -> RunSpec:
+    """Return a run with what variables and the config set: it is the same run wherever it is given again.
+
+    A measured run captions clip by clip; a lone clip that is verified is measured, which takes no more work.
+    """
     derived = profile_keys(spec).keys() - spec.overrides.keys()
     values = flatten_keys(resolved.profile.model_dump())
     config = str(defaults.path)
@@ -130,7 +114,9 @@ def complete_spec(spec: RunSpec, resolved: ResolvedProfile, defaults: UserConfig
     if resolved.models_named:
         own |= {key: values[key] for key in ("models.pair", "models.target") if values[key] is not None}
     name = spec.profile or os.environ.get("VIDSPEC_PROFILE") or defaults.profile
-    return spec.model_copy(update={"profile": name, "overrides": own})
+    measured = spec.baseline or (spec.verify and clips == 1)
+    more = {"baseline": True, "batch": 1} if measured else {}
+    return spec.model_copy(update={"profile": name, "overrides": own, **more})
 
 
 def _text_in(path: Path, origin: str) -> str:

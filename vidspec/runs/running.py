@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,6 @@ from vidspec.runs.reporter import RunReporter
 from vidspec.runs.run import exit_code
 
 if TYPE_CHECKING:
-    from vidspec.config.run_spec import RunSpec
     from vidspec.display.pages.report import ReportFile
     from vidspec.runs.job import Job
 
@@ -35,10 +35,11 @@ class _WaitingTime(RunObserver):
         self._tally.waited = load.reading
 
 
-class Run:
+class Run(AbstractContextManager["Run"]):
     """Carries out a plan: a context in which the results are iterated once, each after its record was written.
 
-    ``with Run(plan).open() as run`` opens the outputs, before any model is loaded, and closes them.
+    Its outputs are opened at once, before any model is loaded, and hold the standard output of that moment; the end of
+    the context closes them.
 
     Args:
         plan: the run.
@@ -48,6 +49,9 @@ class Run:
         tally: counts so far.
         store: where records go.
         ran_here: True if a captioner of this process captioned clips.
+
+    Raises:
+        UsageError: an output cannot be written, or another run is writing it.
     """
 
     def __init__(self, plan: RunPlan, reporter: RunReporter | None = None) -> None:
@@ -58,19 +62,8 @@ class Run:
         self._stack = ExitStack()
         self._codes: set[int] = set()
         self._complete = False
-
-    def open(self) -> Run:
-        """Open the outputs before the context is entered, which holds the standard output of that moment.
-
-        Raises:
-            UsageError: an output cannot be written, or another run is writing it.
-        """
-        self.store = self.plan.open_store()
+        self.store = plan.open_store()
         self._stack.callback(self._close_store)
-        return self
-
-    def __enter__(self) -> Run:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -80,20 +73,18 @@ class Run:
         self._stack.close()
 
     def __iter__(self) -> Iterator[Job]:
-        jobs = self._remaining()
+        plan, tally = self.plan, self.tally
+        jobs: RemainingJobs
+        if self.store.part_files is not None:
+            tally.total = 0
+            jobs = plan_shards(plan.entries, self.store, plan.spec, plan.profile, tally)
+        else:
+            jobs = plan_clips(plan.entries, self.store, plan.spec, plan.profile, tally)
         self._report_earlier()
-        spec = self.plan.spec
         if jobs:
             executor, observer = self._start(jobs)
             results = caption_remaining(
-                jobs,
-                executor,
-                self.store,
-                spec,
-                self.plan.profile,
-                self.tally,
-                observer,
-                self._codes,
+                jobs, executor, self.store, plan.spec, plan.profile, tally, observer, self._codes
             )
             self._stack.callback(results.close)  # before the captioner is closed
             yield from results
@@ -121,13 +112,6 @@ class Run:
         for line in self.store.close(self.plan.entries, complete=self._complete):
             self.reporter.kept(line)
         self.reporter.closed(self.tally)
-
-    def _remaining(self) -> RemainingJobs:
-        plan, tally = self.plan, self.tally
-        if self.store.part_files is not None:
-            tally.total = 0
-            return plan_shards(plan.entries, self.store, plan.spec, plan.profile, tally)
-        return plan_clips(plan.entries, self.store, plan.spec, plan.profile, tally)
 
     def _report_earlier(self) -> None:
         others = self.store.captions.others_count({self.plan.settings_of(entry) for entry in self.plan.entries})
@@ -159,15 +143,11 @@ class Run:
         observers += self.reporter.result_observers(self.plan)
         return executor, observer
 
-    @property
-    def _measured_spec(self) -> RunSpec:
-        return self.plan.spec.for_clips(len(self.plan.entries))
-
     def _local(self, left: RemainingJobs, observers: list[RunObserver], *, fetches: bool) -> Executor:
         """Return the executor of a captioner in this process; adds the observers that draw pages."""
         from vidspec.runs.executors.local import caption_locally, readers_for
 
-        plan, stack, spec = self.plan, self._stack, self._measured_spec
+        plan, stack, spec = self.plan, self._stack, self.plan.spec
         readers = readers_for(spec, plan.profile, len(left) if isinstance(left, list) else None)
         for reader in readers:  # reader processes start while models load
             stack.callback(reader.close)
@@ -178,25 +158,25 @@ class Run:
 
             captioner = stack.enter_context(Captioner.from_profile(plan.profile))
             captioner.client.return_probs = plan.spec.report is not None
-            captioner.client.estimates_speedup = self.reporter.estimates_speedup and not (plan.several or spec.baseline)
+            captioner.client.estimates_speedup = self.reporter.estimates_speedup and not (
+                plan.found.several or spec.baseline
+            )
         self.reporter.loaded(captioner, time.monotonic() - began)
         observers.append(_WaitingTime(self.tally))
-        observers += self._page_writers()  # before the panel, which is closed when a page is written
-
-        def executor(jobs: Iterable[Job]) -> Iterator[Job]:
-            observer = CombinedObserver(observers)
-            return caption_locally(captioner, jobs, spec, observer, readers, total=len(plan.entries))
-
-        return executor
-
-    def _page_writers(self) -> Iterator[RunObserver]:
-        """Yield the observer that writes the report page."""
-        if (report := self.plan.spec.report) is not None:
+        if spec.report is not None:
             from vidspec.display.pages.report import ReportFile
 
-            self._page = ReportFile(report, self.plan.profile)
-            self._stack.callback(self._page.write)
-            yield self._page
+            self._page = ReportFile(spec.report, plan.profile)
+            stack.callback(self._page.write)
+            observers.append(self._page)  # before the panel, which is closed when a page is written
+        return partial(
+            caption_locally,
+            captioner,
+            spec=spec,
+            observer=CombinedObserver(observers),
+            readers=readers,
+            total=len(plan.entries),
+        )
 
     def _remote(self) -> Executor:
         """Return the executor of several captioners, each in its own process, here or on a Ray cluster."""
@@ -205,7 +185,7 @@ class Run:
         from vidspec.runs.executors.ray import RayExecutor
         from vidspec.runs.executors.replicas import ReplicaExecutor
 
-        plan, spec = self.plan, self._measured_spec
+        plan, spec = self.plan, self.plan.spec
         groups = device_groups(spec.replicas, plan.profile, ray=spec.engine == "ray", address=spec.address)
         executor = RayExecutor if spec.engine == "ray" else ReplicaExecutor
         return executor(CaptionerFactory(plan.profile.model_dump()), spec, groups)

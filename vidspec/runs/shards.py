@@ -88,14 +88,12 @@ class JobArray(NamedTuple):
         return None
 
 
-def parse_shard(text: str | None) -> Shard | None:
-    """Return the shard of ``--shard I/N``; None without one.
+def parse_shard(text: str) -> Shard:
+    """Return the shard of ``--shard I/N``.
 
     Raises:
         UsageError: it is not I/N with I from 1 to N.
     """
-    if text is None:
-        return None
     match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise UsageError(f"{option('shard', text)}: must be I/N with I from 1 to N, such as 1/8")
@@ -145,8 +143,10 @@ def shard_of(spec: RunSpec, *, beside: bool) -> Shard | None:
     Raises:
         UsageError: ``--shard`` is not I/N, or the output was begun by another number of tasks than this one belongs to.
     """
-    if spec.shard is not None or (task := array_task(os.environ)) is None:
+    if spec.shard is not None:
         return parse_shard(spec.shard)
+    if (task := array_task(os.environ)) is None:
+        return None
     file = _array_file(spec, beside=beside)
     begun = None if file is None or spec.overwrite else _load(file)
     if file is not None and begun is None and not spec.overwrite:
@@ -154,7 +154,7 @@ def shard_of(spec: RunSpec, *, beside: bool) -> Shard | None:
     return array_shard(*task, begun)
 
 
-def save_array(spec: RunSpec, shard: Shard | None, *, beside: bool) -> None:
+def save_array(spec: RunSpec, array: JobArray, *, beside: bool) -> None:
     """Keep the job array next to the output, so that a task that runs again finds its part.
 
     Raises:
@@ -164,14 +164,14 @@ def save_array(spec: RunSpec, shard: Shard | None, *, beside: bool) -> None:
     from vidspec.runs.stores import is_url, write_url
 
     file = _array_file(spec, beside=beside)
-    if file is None or shard is None or shard.array is None or _load(file) == shard.array:
+    if file is None or _load(file) == array:
         return
     if not is_url(file):
         make_folder(Path(file).parent)
     try:
-        write_url(file, shard.array.to_json().encode())
+        write_url(file, array.to_json().encode())
     except OutputError:
-        if _load(file) != shard.array:  # another task of the array wrote it meanwhile
+        if _load(file) != array:  # another task of the array wrote it meanwhile
             raise
 
 
@@ -203,7 +203,7 @@ def _array_file(spec: RunSpec, *, beside: bool) -> str | None:
         return None if special else str(path.with_name(f".{path.name}.array"))
     if spec.output_dir is None and not beside:
         return None
-    first = next(iter((*spec.paths, *spec.from_file, *spec.manifest)))
+    first = next(iter((*spec.paths, *spec.from_file, *spec.manifest)), "")
     folder = spec.output_dir or (first if os.path.isdir(first) else os.path.dirname(first) or ".")
     return None if is_url(folder) and spec.output_dir is None else join_url(folder, ".vidspec.array")
 

@@ -17,7 +17,7 @@ from research.training.architecture import build_tokenizer
 from tests.checkpoints import checkpoint, copy_checkpoint
 from tests.decoding.workers.pairs import CLIP, CLIPS, gone, named_requests
 from tests.ready_clips import ReadyClips
-from vidspec.cli.app import run
+from vidspec.cli import main as run
 from vidspec.config import profiles
 from vidspec.decoding.protocol import OpenClip, Propose
 from vidspec.decoding.scheduler import WorkerLost

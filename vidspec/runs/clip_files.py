@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias
 
 from vidspec.config.run_spec import ExistingFiles
 from vidspec.errors import OutputError
@@ -16,9 +16,12 @@ from vidspec.files import NamedPath, back_up, backup_of, encode_line, permission
 from vidspec.runs.job import Job
 from vidspec.runs.renderers import ONE_CLIP, PendingFile, Renderer, failing_one_clip, in_order, make_folder
 from vidspec.runs.store.file_marks import MarkedCaption
-from vidspec.runs.store.known_journals import FileState
 from vidspec.runs.store.records import clip_id
 from vidspec.runs.store.sidecars import SidecarNames
+
+#: What becomes of a file: its state if it is kept; ``new`` if it is missing or empty; removed and ``replaced``; kept
+#: ``aside`` as ``FILE~``; that as it shows captions of other settings; or late, once its clip's record has its text.
+_Fate: TypeAlias = Literal["edited", "foreign", "new", "replaced", "aside", "aside, of other settings", "aside, late"]
 
 
 class ClipFiles(Renderer):
@@ -35,7 +38,7 @@ class ClipFiles(Renderer):
 
     def __init__(self, names: Sequence[SidecarNames], existing: ExistingFiles = "skip") -> None:
         self.names, self._existing = tuple(names), existing
-        self._kept: dict[Path, tuple[FileState, str]] = {}  # files that were not replaced, with their clips
+        self._kept: dict[Path, tuple[_Fate, str]] = {}  # files that were not replaced, with their clips
         self._permissions: dict[Path, int] = {}  # of files that are replaced
         self._backups: list[Path] = []
         self._replaced: list[Path] = []  # files with captions by other options, which this run replaced
@@ -53,32 +56,31 @@ class ClipFiles(Renderer):
         return {path: form.name for path, form in wrote.items() if form.holds is not None}
 
     def leaves(self, job: Job) -> bool:
-        states = {path: self.captions.state(job, path) for path in (names.path(job) for names in self.names)}
-        leaves = all(map(self._keeps, states.values()))
-        self._kept |= {path: (state, job.path) for path, state in states.items() if leaves}
+        fates = {path: self._fate(job, path) for path in (names.path(job) for names in self.names)}
+        leaves = {*fates.values()} <= {"edited", "foreign"}
+        self._kept |= {path: (fate, job.path) for path, fate in fates.items() if leaves}
         return leaves
 
-    def _keeps(self, state: FileState) -> bool:
-        """Return True if a file in this state is not replaced."""
-        return not self.captions.overwrite and (state == "edited" or (state == "foreign" and self._existing == "skip"))
-
-    def _waits(self, state: FileState) -> bool:
-        """Return True if a file is replaced after its clip's record is kept, which has its text."""
-        return state == "foreign" and self._existing != "skip"
-
-    def _shows_other(self, job: Job, path: Path, state: FileState, settings: str) -> bool:
-        """Return True if a file shows a caption by other options, of a run that does not start over."""
-        mark = self.captions.journal(job).index.marks.latest(path)
-        return not self.captions.overwrite and state == "written" and mark is not None and mark.settings != settings
+    def _fate(self, job: Job, path: Path, settings: str | None = None) -> _Fate:
+        """Return what a caption by these settings does to a file."""
+        state, overwrite = self.captions.state(job, path), self.captions.overwrite
+        if state == "free":
+            return "new"
+        if state == "written":
+            mark = None if settings is None or overwrite else self.captions.journal(job).index.marks.latest(path)
+            return "replaced" if mark is None or mark.settings == settings else "aside, of other settings"
+        if state == "foreign" and self._existing != "skip":
+            return "aside, late"
+        return "aside" if overwrite else state
 
     def file_changes(self, job: Job, settings: str, *, captioned: bool) -> Mapping[Path, str]:
         changes = {}
         for path in (names.path(job) for names in (self.names if captioned else self._outdated(job, settings))):
-            state = self.captions.state(job, path)
-            aside = state in ("edited", "foreign") or self._shows_other(job, path, state, settings)
-            replaced = f"replaced, kept as {backup_of(path)}" if aside else "replaced"
-            if state != "free":
-                changes[path] = f"{state}, kept" if self._keeps(state) else replaced
+            fate = self._fate(job, path, settings)
+            if fate in ("edited", "foreign"):
+                changes[path] = f"{fate}, kept"
+            elif fate != "new":
+                changes[path] = "replaced" if fate == "replaced" else f"replaced, kept as {backup_of(path)}"
         return changes
 
     def _outdated(self, job: Job, settings: str) -> Iterator[SidecarNames]:
@@ -88,7 +90,7 @@ class ClipFiles(Renderer):
             mark = self.captions.journal(job).index.marks.latest(path)
             of_others = mark is not None and (mark.settings, mark.format) != (settings, names.form.name)
             late = self._existing != "skip"  # only then is the file read
-            if of_others or not os.path.exists(path) or (late and self._waits(self.captions.state(job, path))):
+            if of_others or not os.path.exists(path) or (late and self._fate(job, path) == "aside, late"):
                 yield names
 
     def outputs(self, jobs: Iterable[Job]) -> Iterator[NamedPath]:
@@ -122,17 +124,15 @@ class ClipFiles(Renderer):
 
         Any other file stays, or is kept aside if the run replaces it.
         """
-        state = self.captions.state(job, path)
+        fate = self._fate(job, path, settings)
         with failing_one_clip(path):
-            if self._keeps(state):
-                self._kept[path] = state, job.path
-            elif settings is not None and self._shows_other(job, path, state, settings):
-                self._replaced.append(path)
-                self._back_up(path)
-            elif state == "written":
+            if fate in ("edited", "foreign"):
+                self._kept[path] = fate, job.path
+            elif fate == "replaced":
                 self._permissions[path] = permissions(path)
                 path.unlink()
-            elif state != "free" and not self._waits(state):
+            elif fate in ("aside", "aside, of other settings"):
+                self._replaced += [path] * (fate != "aside")
                 self._back_up(path)
 
     def _back_up(self, path: Path) -> None:
@@ -149,9 +149,9 @@ class ClipFiles(Renderer):
             content, path = names.form.document(records), names.path(job)
             if content is None:
                 continue
-            data, state = encode_line(content), self.captions.state(job, path)
-            with failing_one_clip(path):
-                if self._waits(state):
+            data = encode_line(content)
+            if self._fate(job, path) == "aside, late":
+                with failing_one_clip(path):
                     self._back_up(path)
             self._mark(job, path, len(data), hashlib.sha256(data).hexdigest(), settings, names.form.name)
             with failing_one_clip(path):

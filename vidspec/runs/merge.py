@@ -14,7 +14,7 @@ from vidspec.runs.formats.base import OutputFormat
 from vidspec.runs.run_file import edited_error, write_marked
 from vidspec.runs.store.caption_set import HeldRecords
 from vidspec.runs.store.file_marks import hidden_journal
-from vidspec.runs.store.journal import Journal, lock_file, unwritable_error
+from vidspec.runs.store.journal import Journal, lock_file
 from vidspec.runs.store.known_journals import KnownJournals
 
 
@@ -88,10 +88,7 @@ def write_merged(path: Path, content: Iterable[bytes], form: OutputFormat) -> Pa
         state = KnownJournals().state(path, form=form, named=True)
         if state == "edited":
             raise edited_error(path, f"name another file, or move this one to {backup_of(target)}")
-        try:
-            write_marked(target, content, mark)
-        except OSError as error:
-            raise unwritable_error(path, error) from None
+        write_marked(target, content, mark, path)
     return backup[0]
 
 

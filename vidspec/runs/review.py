@@ -202,7 +202,7 @@ class CaptionFiles:
         except UsageError as error:
             trouble = error.message
         marks, nearest = self._known.marks(file), self._known.read(find(job))
-        run = None if nearest is None else nearest.runs.latest
+        run = nearest.runs.described[-1] if nearest is not None and nearest.runs.described else None
         entries: list[JournalEntry] = []
         for journal, mark in marks[-1:]:
             if mark.settings is not None:

@@ -164,10 +164,7 @@ class RunFile(Renderer):
         self._check()
         content = self._content()
         self._digest, self._size = hashlib.sha256(content), len(content)
-        try:
-            write_marked(self._target, [content], lambda part, size, digest: self._mark())
-        except OSError as error:
-            raise unwritable_error(self.path, error) from None
+        write_marked(self._target, [content], lambda part, size, digest: self._mark(), self.path)
         self._written = self.path.stat()
 
     def _content(self) -> bytes:
@@ -197,24 +194,28 @@ class RunFile(Renderer):
         return [f"{self.path}: the earlier file is now {self._backup}"] if self._backup else []
 
 
-def write_marked(path: Path, pieces: Iterable[bytes], mark: Callable[[Path, int, str], None]) -> None:
+def write_marked(path: Path, pieces: Iterable[bytes], mark: Callable[[Path, int, str], None], shown: Path) -> None:
     """Write or replace a file for all clips, which is marked before it is shown.
 
     Args:
         path: the file, no link.
         pieces: its content.
         mark: marks it; gets the new file before it replaces the old one, its size, and the hash of its bytes.
+        shown: name of the file in messages.
 
     Raises:
-        OSError: it cannot be written.
+        OutputError: it cannot be written.
     """
-    with replacing(path) as file:
-        digest, size = hashlib.sha256(), 0
-        for piece in pieces:
-            digest.update(piece)
-            size += file.write(piece)
-        file.flush()
-        mark(Path(file.name), size, digest.hexdigest())
+    try:
+        with replacing(path) as file:
+            digest, size = hashlib.sha256(), 0
+            for piece in pieces:
+                digest.update(piece)
+                size += file.write(piece)
+            file.flush()
+            mark(Path(file.name), size, digest.hexdigest())
+    except OSError as error:
+        raise unwritable_error(shown, error) from None
 
 
 def edited_error(path: Path, hint: str) -> UsageError:

@@ -155,12 +155,12 @@ class SegmentFiles(ClipFiles):
         if mark is not None and mark.settings == bounds and video.exists():
             super()._write(job, settings, captions)
             return None
-        state = self.captions.state(job, text)
-        if self._keeps(state) and (state == "foreign" or video.exists()):  # a caption of another segment
-            self._kept[text] = state, job.path
+        fate = self._fate(job, text)
+        if fate == "foreign" or (fate == "edited" and video.exists()):  # a caption of another segment
+            self._kept[text] = fate, job.path
             return None
         self._clear(job, video)
-        if self._waits(self.captions.state(job, video)):
+        if self._fate(job, video) == "aside, late":
             self._back_up(video)
         if video in self._kept:
             return None

@@ -12,6 +12,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,23 +42,22 @@ class CaptionRun:
         given = spec.model_dump(mode="json", exclude=_INPUTS, exclude_defaults=True)
         return cls(given, profile.model_dump(mode="json"))
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Hash by which equal descriptions are known."""
         return hashlib.sha256(json.dumps([self.spec, self.profile], sort_keys=True).encode()).hexdigest()[:16]
 
 
 class RunLine(NamedTuple):
-    """Place of a line in its file, in bytes; ``origin`` has the settings of the line that holds the description."""
+    """Place of the line that describes the run of some settings, in bytes."""
 
     offset: int
     length: int
     settings: str
-    origin: str
 
 
 class RunLines:
-    """The descriptions in a file, by settings; their text is read when it is asked for.
+    """The descriptions in a file, by settings.
 
     Args:
         file: the journal, or the hidden file beside it.
@@ -66,8 +66,8 @@ class RunLines:
     def __init__(self, file: Path) -> None:
         self.file = file
         self._lines: dict[str, RunLine] = {}
-        self._origins: dict[str, str] = {}  # settings by digest of the description
-        self._read: dict[str, CaptionRun | None] = {}  # by settings of their lines
+        self._runs: dict[str, CaptionRun] = {}
+        self._origins: dict[str, str] = {}  # settings of the line with a description, by its digest
 
     @classmethod
     def read(cls, file: Path) -> RunLines:
@@ -83,19 +83,19 @@ class RunLines:
         return runs
 
     def __contains__(self, settings: str) -> bool:
-        return settings in self._lines
+        return settings in self._runs
 
     def add(self, line: bytes, offset: int) -> None:
         """Add a line of the file; one that is torn or odd describes nothing."""
         with suppress(ValueError, RecursionError):
             fields = json.loads(line)
-            settings, origin = fields.get("run"), fields.get("of")
-            if not isinstance(settings, str):
-                return
-            if (run := _parsed(fields)) is not None:
-                self._origins[run.digest] = origin = settings
-            if isinstance(origin, str):
-                self._lines[settings] = RunLine(offset, len(line), settings, origin)
+            settings, spec, profile = str(fields.get("run")), fields.get("spec"), fields.get("profile")
+            run = self.of(str(fields.get("of")))
+            if isinstance(spec, dict) and isinstance(profile, dict):
+                run = CaptionRun(spec, profile)
+                self._origins[run.digest] = settings
+            if run is not None:
+                self._runs[settings], self._lines[settings] = run, RunLine(offset, len(line), settings)
 
     def line(self, settings: str, run: CaptionRun) -> bytes:
         """Return the line that describes the run of these settings."""
@@ -120,42 +120,19 @@ class RunLines:
 
     def of(self, settings: str) -> CaptionRun | None:
         """Return how captions with these settings were made; None if that is not known."""
-        line = self._lines.get(settings)
-        if line is None or line.origin not in self._lines:
-            return None
-        if line.origin not in self._read:
-            self._read[line.origin] = self._description(self._lines[line.origin])
-        return self._read[line.origin]
+        return self._runs.get(settings)
 
     @property
     def described(self) -> list[CaptionRun]:
         """All runs that are described, in the order of their lines."""
-        return [run for settings in self._origins.values() if (run := self.of(settings)) is not None]
-
-    @property
-    def latest(self) -> CaptionRun | None:
-        """The run that was described last; None if none is."""
-        return self.of(next(reversed(self._origins.values()))) if self._origins else None
-
-    def _description(self, line: RunLine) -> CaptionRun | None:
-        with suppress(OSError, ValueError, RecursionError), self.file.open("rb") as file:
-            file.seek(line.offset)
-            return _parsed(json.loads(file.read(line.length)))
-        return None
+        return [self._runs[settings] for settings in self._origins.values()]
 
     def used(self, settings: Collection[str]) -> Iterator[RunLine]:
         """Yield the lines that captions with these settings need, origins before the lines that name them."""
-        origins = {line.origin for one in settings if (line := self._lines.get(one)) is not None}
-        for one in self._lines.values():
-            if one.settings in origins or one.settings in settings:
-                yield one
+        origins = {self._origins[run.digest] for one in settings if (run := self.of(one)) is not None}
+        return (line for one, line in self._lines.items() if one in origins or one in settings)
 
 
 def is_run_line(line: bytes) -> bool:
     """Return True if a line of a journal describes a run."""
     return line.startswith(_RUN)
-
-
-def _parsed(fields: Mapping[str, object]) -> CaptionRun | None:
-    spec, profile = fields.get("spec"), fields.get("profile")
-    return CaptionRun(spec, profile) if isinstance(spec, dict) and isinstance(profile, dict) else None

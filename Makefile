@@ -19,7 +19,7 @@
 #   make gpu [ARGS=...] [SMOKE=1] [OUT=DIR]              test and measure on an NVIDIA GPU; without one, say so, or with
 #                                                        SMOKE=1 run small versions on the CPU
 #   make gpu-records, gpu-train, gpu-rounds, gpu-sizes,
-#        gpu-kernels, gpu-folder, gpu-tests              its parts, of about three minutes each
+#        gpu-folder, gpu-tests                           its parts, of about three minutes each
 #   make gpu-prepared                                    the most valuable of them in nine minutes
 #   make gpu-carry [FOR=3.12]                            what a GPU machine without a network lacks: runs/carry
 #
@@ -42,7 +42,7 @@ PIP_INSTALL = if $(HAS_GPU); then set --; else set -- -c constraints/cpu.txt; \
 	$(LOOKS_ELSEWHERE) || set -- "$$@" --extra-index-url $(CPU_INDEX); fi; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$@"
 
-.PHONY: caption test test-rest test-all test-research test-lowest sweep lint docs bench evidence real-text peers gpu gpu-sizes gpu-rounds gpu-kernels gpu-folder gpu-tests gpu-records gpu-train gpu-prepared gpu-carry clean
+.PHONY: caption test test-rest test-all test-research test-lowest sweep lint docs bench evidence real-text peers gpu gpu-sizes gpu-rounds gpu-folder gpu-tests gpu-records gpu-train gpu-prepared gpu-carry clean
 
 caption: $(VENV)/installed
 	@$(BIN)/vidspec caption "$(CLIP)" $(ARGS)
@@ -125,7 +125,7 @@ FRAMES ?= $(wildcard runs/carry/frames.npz)
 OUT ?= runs/gpu
 NEEDED := jinja2 numpy PIL platformdirs pydantic pytest rich safetensors srt tokenizers torch transformers \
 	typer wcmatch webvtt yaml
-gpu gpu-sizes gpu-rounds gpu-kernels gpu-folder gpu-tests gpu-records gpu-train:
+gpu gpu-sizes gpu-rounds gpu-folder gpu-tests gpu-records gpu-train:
 	@if [ -z "$(SMOKE)" ] && ! $(HAS_GPU); then echo "no NVIDIA GPU here: nothing was run"; exit; fi; \
 	has() { "$$1" -c 'import importlib, sys; [*map(importlib.import_module, sys.argv[1:])]' $(NEEDED) 2>/dev/null; }; \
 	before=$$PYTHONPATH; export PYTHONPATH="$(CURDIR):$$before"; python=; \

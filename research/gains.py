@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from research.predicted import VISUAL, forecasts
+from research.predicted import TOKENS, VISUAL, forecasts
+from research.prediction.constants import PREFILL_USE, TOWER_FLOPS
 from research.prediction.sheets import SHEETS, DataSheet
-from research.replay.load import Assumed, throughput
-from research.sizes import DEVICES
+from research.sizes import MODELS, PER_FRAME
 from vidspec.bench.tables import table
 from vidspec.config.user_config import BUILT_IN_PROFILE, DEFAULT_PROFILE
+from vidspec.models.memory_estimate import PROMPT
 
 _QWEN, _LLAVA = "Qwen/Qwen2.5-VL-7B-Instruct", "llava-hf/llava-onevision-qwen2-7b-ov-hf"
 #: Cards by memory, and targets of one clip: user, cards, model, target.
@@ -84,10 +85,19 @@ def _large_target() -> list[str]:
     return ["80 GB, a clip", "Qwen2.5-VL 32B in four bits: other texts", _range(rates), "", "predicted"]
 
 
+def read_seconds(name: str, card: DataSheet, visual: int) -> float:
+    """Return the seconds from pixels to KV cache of one clip: the tower over all frames, and the prompt."""
+    model, reached = MODELS[name], PREFILL_USE * card.flops
+    tower = model.tower.flops * visual / PER_FRAME / min(reached, TOWER_FLOPS)
+    return tower + model.language.prefill_flops(visual + PROMPT) / reached
+
+
 def _predicted_folder(user: str, card: str, batch: int) -> list[str]:
-    device: DataSheet = DEVICES[card]
-    alone, many = (throughput(device, "7b+0.5b", _SHORT, clips, Assumed()) for clips in (1, batch))
-    assert alone.plain_clips_per_s and many.plain_clips_per_s and many.pruned_clips_per_s
-    plain = many.plain_clips_per_s / alone.plain_clips_per_s
-    gain = f"{many.pruned_clips_per_s / alone.plain_clips_per_s:.1f}x; plain decoding of {batch} at once {plain:.1f}x"
+    alone, many = forecasts([SHEETS[card]], clips=(1, batch), visual=(_SHORT,), target=_LLAVA)
+    best = many.best
+    assert best is not None and best.draft is not None
+    read, ahead = (read_seconds(name, SHEETS[card], _SHORT) for name in (_LLAVA, best.draft.name))
+    single = read + TOKENS / alone.plain.tokens_per_s
+    plain = f"plain decoding of {batch} at once {single / (read + TOKENS / many.plain.tokens_per_s):.1f}x"
+    gain = f"{single / (read + ahead + TOKENS / best.tokens_per_s):.1f}x; {plain}"
     return [user, "LLaVA-OneVision 7B, its 0.5B drafts", "", gain, "predicted"]

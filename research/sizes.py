@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from research.prediction.sheets import SHEETS
+#: Visual tokens of a frame (of Qwen2.5-VL of a pair of frames).
+PER_FRAME = 14**2
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,3 @@ MODELS = {
     "Qwen/Qwen2.5-VL-7B-Instruct": Model(SIZES["7B"], _qwen(3420, 3584)),
     "Qwen/Qwen2.5-VL-32B-Instruct": Model(SIZES["32B"], _qwen(3456, 5120)),
 }
-
-
-#: Cards that figures are given for.
-DEVICES = {name: SHEETS[name] for name in ("4090", "h100", "h200")}

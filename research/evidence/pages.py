@@ -271,7 +271,7 @@ SECTIONS = {
     "What you gain": (
         "Over plain decoding of one clip at a time, by `vidspec caption clip.mp4 --target MODEL`, or `clips/` for a "
         "folder; the caption is the same. MODEL is `Qwen/Qwen2.5-VL-7B-Instruct` or "
-        "`llava-hf/llava-onevision-qwen2-7b-ov-hf`, of folders with `--profile sd-uniform-chain`; the 32B takes "
+        "`llava-hf/llava-onevision-qwen2-7b-ov-hf`; the 32B takes "
         "`--profile ar --set models.weights=int4`. Measured rows are from the parts below. Predicted rows are "
         "arithmetic on data sheets with assumed acceptance and constants measured on an H100 ([how](predicted.md)), "
         "from 2,000 to 25,000 visual tokens, folders at 2,000; no published model has run there. `--baseline` measures "

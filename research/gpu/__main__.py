@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from research.sizes import Tower
 
 #: Figures first.
-PARTS = ("records", "train", "rounds", "sizes", "kernels", "folder", "tests")
+PARTS = ("records", "train", "rounds", "sizes", "folder", "tests")
 #: Seconds beyond its minutes after which a part is interrupted, and then until it is killed.
 GRACE, KILL = 30.0, 10.0
 SMOKE = {"generate.max_new_tokens": 12, "video.frames": 8}
@@ -211,11 +211,6 @@ def _run(part: str, device: torch.device, wanted: _Wanted) -> bool:
             for planned in _records(wanted):
                 measure = records.measure_records if part == "records" else records.measure_training
                 measure(planned, device, _plan(wanted, device).dtype, results)
-        elif part == "kernels":
-            from research.gpu import kernels
-
-            for size in ["smoke"] if wanted.smoke else wanted.sizes:
-                kernels.measure(size, device, _plan(wanted, device).dtype, results)
         else:
             from research.gpu import folder
             from research.gpu.frames import decoded
@@ -300,9 +295,9 @@ def _plan(wanted: _Wanted, device: torch.device) -> Plan:
 
 def _report(part: str, out: Path) -> None:
     """Write and print tables of the lines of a part's last run."""
-    from research.gpu import folder, kernels, records, rounds, sizes
+    from research.gpu import folder, records, rounds, sizes
 
-    tables = {one.__name__.rpartition(".")[2]: one.markdown for one in (records, sizes, rounds, kernels, folder)}
+    tables = {one.__name__.rpartition(".")[2]: one.markdown for one in (records, sizes, rounds, folder)}
     tables["train"] = records.markdown
     if part in tables:
         text = tables[part](read_last(out / f"{part}.jsonl"))

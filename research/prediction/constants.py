@@ -24,8 +24,8 @@ KERNEL_RATES: Mapping[WeightPrecision, Mapping[int, float]] = {
 }
 #: Share of the data sheet's operations that passes reach: assumed.
 FLOPS_USE = 0.7
-#: Share of the bandwidth that passes reach with their small kernels and the host. Measured: 62 to 77%.
-DECODE_USE = 0.65
+#: Share of the data sheet's operations that the reading of a prompt reaches. Measured: 45 to 56%.
+PREFILL_USE = 0.5
 #: Most operations per second of a vision tower. Measured: 381 to 399 TFLOP/s, of Qwen2.5-VL's.
 TOWER_FLOPS = 390e12
 #: Seconds of a kernel beyond its bytes with the gap before it, and the same for each clip. Measured: passes of chains.

@@ -32,9 +32,9 @@ class Estimate:
     run: Run | None
 
 
-def best_chain(beta: float, times: Times, lowest: int = 1) -> int:
-    """Return the chain length with the highest sequential speed-up by formula; ``lowest`` 0 allows plain decoding."""
-    return speed.best_window(beta, times.verify, times.draft, highest=HIGHEST_GAMMA, lowest=lowest)[0]
+def best_chain(beta: float, times: Times) -> int:
+    """Return the chain length, at least 1, with the highest sequential speed-up by formula."""
+    return speed.best_window(beta, times.verify, times.draft, highest=HIGHEST_GAMMA, lowest=1)[0]
 
 
 def what_if(

@@ -13,8 +13,7 @@ from research.sizes import Size
 from vidspec.engine.head_states import StateInputs
 from vidspec.models.dflash import BlockDecoder, BlockHead
 from vidspec.models.dflash_checkpoint import CODEBOOKS, CONFIDENCE, MARKOV, SELECTOR, BlockSettings, block_config
-from vidspec.models.eagle3 import Eagle3Decoder, StateProjection
-from vidspec.models.eagle3_checkpoint import default_tap_blocks, head_config
+from vidspec.models.eagle3 import Eagle3Decoder, StateProjection, default_tap_blocks, head_config
 from vidspec.models.head import PROJECTIONS
 from vidspec.models.video_language_model import VideoLanguageModel
 

@@ -21,9 +21,8 @@ import torch
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.config.schema import Profile
-from vidspec.decoding.clip_inputs import ClipInputs
 from vidspec.decoding.dialogue import Dialogue
-from vidspec.decoding.engine_client import EngineClient
+from vidspec.decoding.engine_client import ClipInputs, EngineClient
 from vidspec.draft_length.costs import PassCosts
 from vidspec.errors import DeviceError, GenerationError, ModelError, VideoError
 from vidspec.events.events import Event, Finished, InputsReleased, LoopLoad, Opened, Prefilled, Round

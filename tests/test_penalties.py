@@ -24,8 +24,8 @@ from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.schedules.autoregressive import autoregressive
 from vidspec.decoding.schedules.sequential import sequential
 from vidspec.decoding.workers.draft import DraftText
-from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.chain import ChainDrafter
+from vidspec.drafting.tree import AdaptiveDrafter
 from vidspec.embedded.samples import shipped
 from vidspec.engine import forward
 from vidspec.engine.graphs import ReplayedPasses

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import Unpack
 
-from vidspec.decoding.clip_session import ClipSession
+from vidspec.decoding.dialogue import ClipSession
 from vidspec.decoding.text_stream import TextStream
 from vidspec.decoding.tickets import Caller, Ticket
 from vidspec.events.events import Event, Finished, InputsReleased

@@ -20,9 +20,8 @@ from vidspec.config.keywords import split_keywords
 from vidspec.config.schema import Profile
 from vidspec.config.user_config import read_config
 from vidspec.decoding.captioner_models import CaptionerModels, build_setup, load_models
-from vidspec.decoding.clip_session import ClipSession
 from vidspec.decoding.default_profile import resolve_profile
-from vidspec.decoding.dialogue import Dialogue
+from vidspec.decoding.dialogue import ClipSession, Dialogue
 from vidspec.decoding.engine_client import EngineClient
 from vidspec.decoding.many import caption_clips, caption_prompts, in_order
 from vidspec.decoding.text_stream import stream_certain_text

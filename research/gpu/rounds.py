@@ -34,7 +34,7 @@ from vidspec.decoding.sequence import Sequence as Clip
 from vidspec.drafting.base import Draft, Drafter
 from vidspec.drafting.block import BlockDrafter
 from vidspec.drafting.chain import ChainDrafter
-from vidspec.drafting.head_windows import HeadChain
+from vidspec.drafting.tree import HeadChain
 from vidspec.engine.device import free_memory, synchroniser
 from vidspec.engine.forward import Engine
 from vidspec.engine.matrix import Precision

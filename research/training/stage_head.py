@@ -31,8 +31,7 @@ from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
 from vidspec.engine.taps import Taps
 from vidspec.models import loading
-from vidspec.models.eagle3 import Eagle3Decoder
-from vidspec.models.eagle3_checkpoint import default_tap_blocks, head_config
+from vidspec.models.eagle3 import Eagle3Decoder, default_tap_blocks, head_config
 from vidspec.models.head import PROJECTIONS
 from vidspec.models.placement import resolve_placement
 from vidspec.models.quantised import read_head_tensors

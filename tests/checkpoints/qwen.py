@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.checkpoints.recipe import draw_weight, draw_weights, greedy_generation, save_files
 from vidspec.models.base import Pixels, families
-from vidspec.models.preprocess_qwen import patchify
+from vidspec.models.preprocess import patchify
 
 #: Pattern of the published tokenizers of both generations.
 SPLIT = (

@@ -23,7 +23,7 @@ from tests.checkpoints.qwen import CORPUS, HEADS, HIDDEN, KV_HEADS, LAYERS, MORE
 from tests.checkpoints.recipe import draw_weight, draw_weights, greedy_generation
 from vidspec.models.base import Pixels
 from vidspec.models.families.qwen2_5_omni import CHAT_TEMPLATE, Qwen25Omni
-from vidspec.models.preprocess_qwen import patchify
+from vidspec.models.preprocess import patchify
 
 #: By the attributes that the library's processor reads of the published tokenizer.
 NAMED = {

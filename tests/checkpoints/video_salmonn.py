@@ -22,7 +22,7 @@ from tests.checkpoints.recipe import draw_weight, draw_weights, extend_tokenizer
 from vidspec.models.base import Pixels
 from vidspec.models.families.qwen2_5_vl import CHAT_TEMPLATE
 from vidspec.models.families.video_salmonn2_plus import VideoSalmonn2Plus
-from vidspec.models.preprocess_qwen import patchify
+from vidspec.models.preprocess import patchify
 from vidspec.models.video_salmonn import VideoSalmonn, salmonn_config
 
 #: Our names of weights, and the authors'.

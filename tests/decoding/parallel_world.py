@@ -28,7 +28,7 @@ from vidspec.decoding.workers import draft as drafts
 from vidspec.decoding.workers import process as processes
 from vidspec.decoding.workers import run as runs
 from vidspec.draft_length.costs import PassCosts
-from vidspec.engine.bans import TokenBans
+from vidspec.engine.history import TokenBans
 from vidspec.engine.requests import Encode, Forward, PrefillPrompt
 from vidspec.engine.rows import PassResult, Rows
 from vidspec.events.events import Restarted

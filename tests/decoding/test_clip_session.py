@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vidspec.decoding.clip_session import ClipSession
+from vidspec.decoding.dialogue import ClipSession
 from vidspec.models.request import CaptionRequest, DialogueTurn, Question
 from vidspec.video.base import Clip
 

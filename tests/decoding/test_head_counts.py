@@ -25,7 +25,7 @@ from vidspec.decoding.loop import Loop
 from vidspec.decoding.schedules.sequential import sequential
 from vidspec.decoding.sequence import Drafting, Sequence
 from vidspec.decoding.target import Target
-from vidspec.drafting.head_windows import HeadAdaptive, HeadChain, HeadTree
+from vidspec.drafting.tree import HeadAdaptive, HeadChain, HeadTree
 from vidspec.engine.forward import Engine
 from vidspec.engine.graph_step import GraphStep
 from vidspec.engine.graphs import ReplayedPasses
@@ -34,8 +34,7 @@ from vidspec.engine.penalties import PenaltyHistory
 from vidspec.engine.rows import HeadState, PrefillResult, Rows
 from vidspec.engine.sampling import Sampling
 from vidspec.events.trace import Trace
-from vidspec.models.eagle3 import Eagle3Decoder, StateProjection
-from vidspec.models.eagle3_checkpoint import head_config
+from vidspec.models.eagle3 import Eagle3Decoder, StateProjection, head_config
 from vidspec.models.loading import load_model
 from vidspec.models.mtp import load_mtp
 from vidspec.models.placement import resolve_placement

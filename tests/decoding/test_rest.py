@@ -20,9 +20,9 @@ from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.schedules.autoregressive import autoregressive
 from vidspec.decoding.schedules.sequential import sequential
 from vidspec.draft_length.trees import CHAIN
-from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.base import NO_DRAFT
 from vidspec.drafting.chain import ChainDrafter
+from vidspec.drafting.tree import AdaptiveDrafter
 
 TABLE, OTHER, LIMITS = random_table(1, 6), random_table(2, 6), StoppingRules(65)
 #: Calls of Python functions that a round may take to find that the draft rests, and to let the drafter read its token.

@@ -24,10 +24,9 @@ from vidspec.decoding.loop import Loop
 from vidspec.decoding.schedules.sequential import sequential
 from vidspec.decoding.sequence import Drafting, Sequence
 from vidspec.decoding.target import Target
-from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.static_tree import parse_tree
-from vidspec.drafting.tree import TreeDrafter
+from vidspec.drafting.tree import AdaptiveDrafter, TreeDrafter
 from vidspec.engine.choice_step import ChoiceStep
 from vidspec.engine.device import to_device
 from vidspec.engine.graph_step import GraphStep

@@ -24,8 +24,8 @@ from vidspec.decoding.schedules.autoregressive import autoregressive
 from vidspec.decoding.schedules.sequential import sequential
 from vidspec.draft_length.pace import WindowController
 from vidspec.draft_length.trees import DEEPEST, MOST, WIDEST
-from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.chain import ChainDrafter
+from vidspec.drafting.tree import AdaptiveDrafter
 from vidspec.engine.sampling import Sampling
 
 GREEDY = Sampling()

@@ -12,8 +12,8 @@ from tests.drafting.toy_ensemble import ensemble
 from tests.engine.test_penalties import processed
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.schedules.sequential import sequential
-from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.block import BlockDrafter
+from vidspec.drafting.tree import AdaptiveDrafter
 from vidspec.engine.penalties import Penalties, PenaltyHistory
 from vidspec.engine.sampling import Sampling, choose_tokens, draw_token, invert_cdf
 

@@ -18,7 +18,7 @@ from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.drafting.base import NO_DRAFT
 from vidspec.drafting.drafters.hybrid import HybridDrafter
-from vidspec.drafting.head_windows import HeadChain, HeadTree
+from vidspec.drafting.tree import HeadChain, HeadTree
 from vidspec.engine.forward import Engine
 from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.taps import Taps

@@ -9,7 +9,7 @@ from transformers.generation.logits_process import (
 )
 
 from tests.engine.test_penalties import VOCABULARY, drawn
-from vidspec.engine.bans import BanHistory, TokenBans, suppress
+from vidspec.engine.history import BanHistory, TokenBans, suppress
 
 RUNS = ((2, 1), (3, 3, 0), (0, 4), (5, 1, 2, 0))
 

@@ -15,7 +15,7 @@ from vidspec.engine.penalties import Penalties, PenaltyHistory
 llguidance = pytest.importorskip("llguidance", reason="needs llguidance")
 
 from vidspec.config.json_schema import json_grammar  # noqa: E402
-from vidspec.engine.grammar import GrammarHistory  # noqa: E402
+from vidspec.engine.history import GrammarHistory  # noqa: E402
 from vidspec.errors import GenerationError  # noqa: E402
 
 SCHEMA = {

@@ -10,7 +10,7 @@ from tests.model_pairs import ADAPTERS
 from vidspec.events.events import SourceFacts
 from vidspec.models.families.minicpmv4_6 import MiniCPMV46
 from vidspec.models.families.qwen2_5_vl import Qwen25VL
-from vidspec.models.preprocess_qwen import patchify
+from vidspec.models.preprocess import patchify
 from vidspec.video import Clip
 
 

@@ -27,7 +27,7 @@ from vidspec.models.known_pairs import PUBLISHED_RULES
 from vidspec.models.placement import resolve_placement
 from vidspec.models.prefix_cache import PrefixCache
 from vidspec.models.preprocess import PixelRules, pool_features
-from vidspec.models.processor_files import read_processor
+from vidspec.models.weight_files import read_processor
 from vidspec.video import Clip
 
 RECORDED = Path(__file__).parent / "fixtures" / "preprocess_molmo2.npz"

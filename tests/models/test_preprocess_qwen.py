@@ -18,8 +18,7 @@ from vidspec.models.families.qwen2_5_vl import Qwen25VL
 from vidspec.models.families.qwen3_omni_moe import Qwen3OmniMoe
 from vidspec.models.families.qwen3_vl import Qwen3VL
 from vidspec.models.families.video_llama_3 import VideoLlama3
-from vidspec.models.preprocess import normalise
-from vidspec.models.preprocess_qwen import GridRules, patches, patchify
+from vidspec.models.preprocess import GridRules, normalise, patches, patchify
 
 RECORDED = Path(__file__).parent / "fixtures" / "preprocess_qwen.npz"
 TOWERS = {

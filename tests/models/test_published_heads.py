@@ -9,7 +9,7 @@ import torch
 
 from vidspec.engine.decoder import sliding_windows
 from vidspec.errors import ModelError
-from vidspec.models import checkpoint_config, dflash_checkpoint, eagle3, eagle3_checkpoint
+from vidspec.models import checkpoint_config, dflash_checkpoint, eagle3
 from vidspec.models.placement import resolve_placement
 
 CONFIGS = json.loads(Path(__file__).with_name("published_heads.json").read_text(encoding="utf-8"))
@@ -33,10 +33,10 @@ def tensors(config):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_published_configs_are_read(name):
     given = CONFIGS[name]
-    eagle3_checkpoint.check_keys(name, given)
+    eagle3.check_keys(name, given)
     target = SimpleNamespace(name="target", layers=36, vocabulary=151_669, device=META, dtype=torch.bfloat16)
     target.embed = lambda ids: torch.empty(*ids.shape, given["hidden_size"], device=META)
-    head = eagle3.Eagle3Head(name, eagle3_checkpoint.head_config(dict(given)), tensors(given), target, META)
+    head = eagle3.Eagle3Head(name, eagle3.head_config(dict(given)), tensors(given), target, META)
     assert head.blocks == (2, 18, 33) and head.vocabulary == 32_000
     assert head.decoder.axes == 3  # numbered as the target numbers them
     assert (head.decoder.heads, head.decoder.width) == (32, 128) and head.decoder.windows is None

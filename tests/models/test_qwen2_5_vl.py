@@ -22,7 +22,7 @@ from tests.checkpoints.qwen import (
 from vidspec.errors import ModelError
 from vidspec.models.base import VisionOutput
 from vidspec.models.families.qwen2_5_vl import Qwen25VL, mrope, seconds_per_step
-from vidspec.models.preprocess_qwen import patches
+from vidspec.models.preprocess import patches
 from vidspec.video import Clip
 
 PROMPT = "Describe the video."

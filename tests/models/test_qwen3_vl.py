@@ -8,7 +8,7 @@ import torch
 from research.stock_inputs import stock_inputs
 from tests.checkpoints.qwen import DEEPSTACK, QWEN3, UNIT, QwenKind, adapter, pixels, stock
 from vidspec.engine.forward import Engine
-from vidspec.models.preprocess_qwen import patches
+from vidspec.models.preprocess import patches
 
 PROMPT = "Describe the video."
 

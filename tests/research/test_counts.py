@@ -17,8 +17,7 @@ from vidspec.engine.decoders import decoder_of
 from vidspec.engine.head_states import StateInputs
 from vidspec.engine.rows import Rows
 from vidspec.models.base import families
-from vidspec.models.eagle3 import Eagle3Decoder, StateProjection
-from vidspec.models.eagle3_checkpoint import head_config
+from vidspec.models.eagle3 import Eagle3Decoder, StateProjection, head_config
 from vidspec.models.loading import empty_model
 
 pytestmark = pytest.mark.full

@@ -27,8 +27,8 @@ from vidspec.models.known_pairs import (
 from vidspec.models.memory_estimate import PROCESS
 from vidspec.models.model_sizes import estimate_weights, sizes_of
 from vidspec.models.placement import resolve_placement
-from vidspec.models.processor_files import read_processor
 from vidspec.models.video_language_model import VideoLanguageModel
+from vidspec.models.weight_files import read_processor
 
 #: Rows by which heads of the same vocabulary may differ, as they are padded to round numbers.
 PADDING = 1024

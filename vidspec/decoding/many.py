@@ -16,7 +16,7 @@ from vidspec.events.wake import WakeEvent
 from vidspec.models.request import CaptionRequest
 
 if TYPE_CHECKING:
-    from vidspec.decoding.clip_session import ClipSession
+    from vidspec.decoding.dialogue import ClipSession
     from vidspec.decoding.tickets import Arrivals, ServingEvents
 
 

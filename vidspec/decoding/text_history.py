@@ -6,8 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from vidspec.config.json_schema import json_grammar
-from vidspec.engine.bans import BanHistory
-from vidspec.engine.history import CombinedHistory, TextHistory
+from vidspec.engine.history import BanHistory, CombinedHistory, TextHistory
 from vidspec.engine.penalties import Penalties, PenaltyHistory
 from vidspec.models.detokenizer import reasoning_end
 
@@ -27,7 +26,7 @@ def make_history(generate: GenerateSection, model: VideoLanguageModel, prompt: t
     """
     histories: list[TextHistory] = []
     if generate.grammar_schema is not None:
-        from vidspec.engine.grammar import GrammarHistory
+        from vidspec.engine.history import GrammarHistory
 
         tokenizer = wrap_tokenizer(model.tokenizer, model.eos)
         begins = reasoning_end(model.tokenizer) if model.template.thinks else None

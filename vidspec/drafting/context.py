@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from vidspec.drafting.adaptive import AdaptiveDrafter
 from vidspec.drafting.base import Drafter
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.static_tree import parse_tree
-from vidspec.drafting.tree import TreeDrafter
+from vidspec.drafting.tree import AdaptiveDrafter, TreeDrafter
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import PrefillPrompt, Steps
 from vidspec.engine.rows import PrefillResult

@@ -46,7 +46,7 @@ class HeadDraft(DrafterKind):
     def open(self, clip: DraftContext) -> Steps[Drafter]:
         import torch
 
-        from vidspec.drafting.head_windows import head_drafter
+        from vidspec.drafting.tree import head_drafter
 
         engine, prefix, taps = clip.head, clip.prefix, clip.taps
         if engine is None or prefix is None or taps is None:

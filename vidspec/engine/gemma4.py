@@ -10,9 +10,9 @@ from typing import Any, cast
 import torch
 
 from vidspec.engine.attention import PassAttention
-from vidspec.engine.bans import suppress
 from vidspec.engine.decoder import AttendFunction
 from vidspec.engine.device import to_device
+from vidspec.engine.history import suppress
 from vidspec.engine.rotary import RotaryTables
 from vidspec.engine.rows import Rows
 from vidspec.engine.slab import Slab

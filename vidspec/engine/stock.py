@@ -10,10 +10,10 @@ from typing import Self
 import torch
 
 from vidspec.engine.attention import PassAttention
-from vidspec.engine.bans import suppress
 from vidspec.engine.decoder import AttendFunction, sliding_windows
 from vidspec.engine.graphs import ReplayedPasses
 from vidspec.engine.head_states import StateInputs
+from vidspec.engine.history import suppress
 from vidspec.engine.layouts import matrix_linears, quantised_copy, unquantisable_reason
 from vidspec.engine.matrix import Matrix, Precision
 from vidspec.engine.recurrent import linear_attention, max_state_bytes

@@ -14,9 +14,8 @@ from vidspec.errors import ModelError, VidspecError, reason_of
 from vidspec.models.base import StockConfig, families
 from vidspec.models.hub import download_hint, is_local, refuse_gguf, retries_offline, unreachable_reason
 from vidspec.models.machine import model_cache
-from vidspec.models.processor_files import read_text
 from vidspec.models.quantization_config import MODELOPT_FILE, check_method, modelopt_settings, quantization_config
-from vidspec.models.weight_files import check_files, optional_file
+from vidspec.models.weight_files import check_files, optional_file, read_text
 from vidspec.registry import nearest
 
 #: Largest values of config keys, each far above those of published models.

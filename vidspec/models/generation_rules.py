@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from vidspec.engine.bans import TokenBans
+from vidspec.engine.history import TokenBans
 from vidspec.errors import ModelError
 
 if TYPE_CHECKING:

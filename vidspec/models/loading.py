@@ -21,16 +21,24 @@ from vidspec.engine.requests import Steps
 from vidspec.errors import DeviceError, ModelError
 from vidspec.models.base import Pixels, StockConfig, StockModel, StockTokenizer, VisionOutput, families
 from vidspec.models.checkpoint_config import checkpoint_errors, read_config, weight_source
-from vidspec.models.checkpoint_tensors import check_plain, check_report
 from vidspec.models.hub import retries_offline, show_downloads
 from vidspec.models.identity import TEXT, is_related, model_identity, tokenizer_mismatch
 from vidspec.models.lora import merge_lora
 from vidspec.models.placement import Placement, fit_placement
-from vidspec.models.processor_files import ChatTemplate, read_processor, read_template, tokenizer_template
 from vidspec.models.quantised import KeptCodes, dequantised_tensors, weight_sizes
 from vidspec.models.quantization_config import quantization_config, without_quantization
 from vidspec.models.video_language_model import VideoLanguageModel
-from vidspec.models.weight_files import optional_file, shard_files, stored_tensors
+from vidspec.models.weight_files import (
+    ChatTemplate,
+    check_plain,
+    check_report,
+    optional_file,
+    read_processor,
+    read_template,
+    shard_files,
+    stored_tensors,
+    tokenizer_template,
+)
 from vidspec.video.base import Clip
 
 _PAIRS = {"embedded": "pair", "embedded-qwen": "pair_qwen"}

@@ -12,9 +12,8 @@ from torch import nn
 
 from vidspec.errors import ModelError
 from vidspec.models.base import StockModel
-from vidspec.models.checkpoint_tensors import check_plain
 from vidspec.models.hub import is_local, retries_offline
-from vidspec.models.weight_files import StoredTensor, stored_tensors, weight_file
+from vidspec.models.weight_files import StoredTensor, check_plain, stored_tensors, weight_file
 
 #: Module prefixes of earlier versions of ``transformers``, and the current ones.
 _MOVED = (

@@ -25,10 +25,10 @@ from vidspec.engine.stock import NAME
 from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig, StockModel
 from vidspec.models.checkpoint_config import checkpoint_errors
-from vidspec.models.checkpoint_tensors import read_tensors
 from vidspec.models.head import Head, HeadDecoder, check_tensors, other_device_reason, target_embedding
 from vidspec.models.hub import retries_offline
 from vidspec.models.video_language_model import VideoLanguageModel
+from vidspec.models.weight_files import read_tensors
 
 _EXPERTS = "layers.0.mlp.experts."
 

@@ -21,10 +21,9 @@ from vidspec.engine.matrix import Precision, release_weights, row_blocks
 from vidspec.engine.quantised import BLOCK
 from vidspec.engine.stored_codes import StoredCodes
 from vidspec.models.base import StockModel
-from vidspec.models.checkpoint_tensors import check_plain, read_tensors
 from vidspec.models.placement import Placement
 from vidspec.models.quantization_config import PACKINGS, QuantizationConfig, block_shape, check_method, code_format
-from vidspec.models.weight_files import StoredTensor, stored_tensors
+from vidspec.models.weight_files import StoredTensor, check_plain, read_tensors, stored_tensors
 
 #: AWQ's order of the eight codes of a word.
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from vidspec.config.prompts import EVENTS_SCHEMA
-from vidspec.decoding.clip_session import ClipSession
+from vidspec.decoding.dialogue import ClipSession
 from vidspec.errors import GenerationError, VidspecError
 from vidspec.escaping import mark_value
 from vidspec.events.compare import first_difference, speed_against

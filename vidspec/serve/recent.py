@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from vidspec.decoding.clip_session import ClipSession
+from vidspec.decoding.dialogue import ClipSession
 from vidspec.models.prefix_cache import VisionOutputs
 from vidspec.models.request import CaptionRequest, Question
 

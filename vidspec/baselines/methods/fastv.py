@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from vidspec.baselines.base import WholeBlocks
-from vidspec.baselines.pruner import StagedPruner
+from vidspec.baselines.base import StagedPruner, WholeBlocks
 from vidspec.lossy import lossy
 
 

@@ -9,8 +9,15 @@ import torch
 
 from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
 from vidspec.models.families.qwen2_5_vl import Qwen25VL
-from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, ProcessorConfig, pool_features, seconds_of
-from vidspec.models.preprocess_qwen import GridRules, patches
+from vidspec.models.preprocess import (
+    CLIP_MEAN,
+    CLIP_STD,
+    GridRules,
+    ProcessorConfig,
+    patches,
+    pool_features,
+    seconds_of,
+)
 from vidspec.models.vision import calls_of
 from vidspec.video.base import Clip
 

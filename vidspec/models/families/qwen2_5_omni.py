@@ -20,8 +20,7 @@ from vidspec.models.base import EmbeddedPrompt, Pixels, StockConfig, VisionOutpu
 from vidspec.models.families.qwen2_5_vl import CHAT_TEMPLATE as QWEN_TEMPLATE
 from vidspec.models.families.qwen2_5_vl import Qwen25VL, seconds_per_step
 from vidspec.models.memory_estimate import BUDGET
-from vidspec.models.preprocess import ProcessorConfig
-from vidspec.models.preprocess_qwen import GridRules
+from vidspec.models.preprocess import GridRules, ProcessorConfig
 from vidspec.models.vision import WINDOWS, token_bytes
 from vidspec.video.base import Clip
 

@@ -14,8 +14,7 @@ from torch import nn
 from vidspec.engine.requests import Steps
 from vidspec.models.base import Pixels, StockConfig, StockModel, VisionOutput, families
 from vidspec.models.frame_rules import FrameRule
-from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, ProcessorConfig, pool_features
-from vidspec.models.preprocess_qwen import GridRules, patches
+from vidspec.models.preprocess import CLIP_MEAN, CLIP_STD, GridRules, ProcessorConfig, patches, pool_features
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.vision import WINDOWS
 from vidspec.video.base import Clip

@@ -17,8 +17,7 @@ from vidspec.models.families.qwen2_5_omni import Qwen25Omni
 from vidspec.models.families.qwen2_5_vl import seconds_per_step
 from vidspec.models.families.qwen3_vl import CHAT_TEMPLATE, DeepstackTower
 from vidspec.models.memory_estimate import BUDGET
-from vidspec.models.preprocess import ProcessorConfig
-from vidspec.models.preprocess_qwen import GridRules
+from vidspec.models.preprocess import GridRules, ProcessorConfig
 from vidspec.models.vision import token_bytes
 
 

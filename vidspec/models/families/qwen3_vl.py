@@ -11,7 +11,7 @@ from torch import nn
 
 from vidspec.models.base import Pixels, VisionOutput, families
 from vidspec.models.families.qwen2_5_vl import TURNS, Qwen25VL
-from vidspec.models.preprocess_qwen import GridRules, patches
+from vidspec.models.preprocess import GridRules, patches
 from vidspec.video.base import Clip
 
 CHAT_TEMPLATE = "{% for message in messages %}" + TURNS

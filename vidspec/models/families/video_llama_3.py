@@ -11,8 +11,7 @@ import torch
 from vidspec.engine.requests import Steps
 from vidspec.models.base import Pixels, StockConfig, VisionOutput, families
 from vidspec.models.families.qwen2_5_vl import Qwen25VL
-from vidspec.models.preprocess import ProcessorConfig, pool_features
-from vidspec.models.preprocess_qwen import GridRules
+from vidspec.models.preprocess import GridRules, ProcessorConfig, pool_features
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.models.vision import calls_of
 

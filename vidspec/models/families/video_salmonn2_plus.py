@@ -13,8 +13,7 @@ from vidspec.errors import ModelError
 from vidspec.models.base import StockConfig, VisionOutput, families
 from vidspec.models.families.qwen2_5_omni import AudioVisualQwen
 from vidspec.models.families.qwen2_5_vl import seconds_per_step
-from vidspec.models.preprocess import ProcessorConfig
-from vidspec.models.preprocess_qwen import GridRules
+from vidspec.models.preprocess import GridRules, ProcessorConfig
 from vidspec.models.video_salmonn import PART_ROWS, PART_TOKENS
 
 #: Samples of 30 seconds; sound is padded with silence to a multiple of them.

@@ -5,12 +5,13 @@ import torch
 
 from tests.engine.families import FAMILIES, ROOM, case, decode, stock_logits
 from tests.engine.passing import forward
-from vidspec.baselines.base import KeptTokens, TargetPruner
+from vidspec.baselines.base import KeptTokens
 from vidspec.baselines.engine import PrunedTargetEngine
 from vidspec.baselines.methods.dycoke import DyCokeTargetPruner
 from vidspec.baselines.methods.fastv import FastVPruner
 from vidspec.baselines.methods.pdrop import PyramidDropPruner
 from vidspec.baselines.methods.sparsevlm import SparseVLMPruner
+from vidspec.baselines.pruner import TargetPruner
 from vidspec.engine.forward import Engine
 
 EVERYTHING = {

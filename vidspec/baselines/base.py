@@ -1,4 +1,4 @@
-"""Methods that prune the target: the contract of their rules, shared scores and stage arithmetic. No torch."""
+"""Rules for pruning the target: their contract, shared scores and stage arithmetic; runs no model."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from vidspec.bounds import LAYERS
 from vidspec.errors import ModelError
-from vidspec.lossy import LossyMethod
 from vidspec.pruning.base import best
 from vidspec.registry import key
 
 if TYPE_CHECKING:
     import torch
 
-    from vidspec.decoding.sequence import Sequence as ClipSequence
-    from vidspec.engine.requests import Steps
     from vidspec.models.base import EmbeddedPrompt, VisualTokens
-    from vidspec.models.video_language_model import VideoLanguageModel
 
 WholeBlocks = Annotated[int | None, key("blocks that read everything; null: as many as the paper's", ge=1, le=LAYERS)]
 
@@ -207,43 +203,3 @@ def without_overlap(stages: Sequence[tuple[int, float]], depth: int) -> dict[int
     for blocks, share in stages:
         found[max(1, blocks)] = share
     return {blocks: share for blocks, share in found.items() if blocks < depth}
-
-
-class TargetPruner(PruningRule, LossyMethod):
-    """Drops visual tokens of the target, and decodes plainly."""
-
-    def prepare(self, target: VideoLanguageModel) -> None:
-        from vidspec.baselines.engine import check_blocks
-
-        check_blocks(target)
-        self.stages(target.layers)
-
-    def run(self, sequence: ClipSequence) -> Steps[None]:
-        from vidspec.baselines.engine import decode
-
-        return decode(self, sequence)
-
-
-class StagedPruner(TargetPruner):
-    """Drops tokens after some of the blocks.
-
-    Args:
-        keep: the share of the prompt's visual tokens kept at each stage; None for the method's own shares, scaled to
-            ``retention``.
-        retention: mean share over the blocks.
-    """
-
-    #: Shares kept in the paper; only their ratios count.
-    paper: ClassVar[tuple[float, ...]] = (1.0,)
-
-    def __init__(self, keep: Sequence[float] | None, retention: float) -> None:
-        self.keep, self.retention = keep, retention
-
-    @abstractmethod
-    def placed(self, depth: int, shares: Sequence[float]) -> list[tuple[int, float]]:
-        """Return (number of blocks before the stage, share) of each stage in a model of ``depth`` blocks."""
-
-    def stages(self, depth: int) -> Mapping[int, float]:
-        if self.keep is None:
-            return on_average(self.placed(depth, self.paper), depth, self.retention)
-        return without_overlap(self.placed(depth, self.keep), depth)

@@ -108,32 +108,46 @@ def _part(  # type: ignore[no-untyped-def]
                 mask=is_row[:, None],
                 other=0.0,
             )
-            base = kv_head.to(tl.int64) * head_stride
-            top = tl.full([TILE], float("-inf"), tl.float32)
-            total = tl.zeros([TILE], tl.float32)
-            summed = tl.zeros([TILE, WIDTH], tl.float32)
-            for begin in range(split * share, end, BLOCK):
-                entry = begin + tl.arange(0, BLOCK)
-                held = entry < end
-                address = base + (start + entry)[:, None] * WIDTH + inner[None]
-                key = tl.load(keys + address, mask=held[:, None], other=0.0)
-                scores = tl.dot(rotated, tl.trans(key), input_precision="ieee") * scaling
-                own = entry - common
-                bit = (sees[:, None] >> tl.maximum(own, 0)[None]) & 1
-                visible = held[None] & ((own < 0)[None] | (bit == 1))
-                scores = tl.where(visible, scores, float("-inf"))
-                higher = tl.maximum(top, tl.max(scores, 1))
-                level = tl.where(higher == float("-inf"), 0.0, higher)  # a row may see none of these
-                chances = tl.exp2(scores - level[:, None])
-                shrunk = tl.exp2(top - level)
-                total = total * shrunk + tl.sum(chances, 1)
-                value = tl.load(values + address, mask=held[:, None], other=0.0)
-                summed = summed * shrunk[:, None]
-                summed += tl.dot(chances.to(value.dtype), value, input_precision="ieee")
-                top = higher
-            seen = tl.where(total > 0, total, 1.0)
-            tl.store(weights + out, top + tl.log2(seen), mask=is_row)
-            tl.store(parts + out[:, None] * WIDTH + inner[None], summed / seen[:, None], mask=is_row[:, None])
+            base = kv_head.to(tl.int64) * head_stride + start * WIDTH
+            stretch = split * share, end, common
+            weight, part = _attend(rotated, sees, keys + base, values + base, stretch, scaling, TILE, WIDTH, BLOCK)
+            tl.store(weights + out, weight, mask=is_row)
+            tl.store(parts + out[:, None] * WIDTH + inner[None], part, mask=is_row[:, None])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _attend(  # type: ignore[no-untyped-def]
+    rotated, sees, keys, values, stretch, scaling, TILE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Return the log-sum-exp (TILE,) and the mean values (TILE, WIDTH) of a tile over a stretch of one sequence.
+
+    The stretch is its first entry, the one after its last, and the number of entries that all rows see.
+    """
+    begins, end, common = stretch
+    top = tl.full([TILE], float("-inf"), tl.float32)
+    total = tl.zeros([TILE], tl.float32)
+    summed = tl.zeros([TILE, WIDTH], tl.float32)
+    for begin in range(begins, end, BLOCK):
+        entry = begin + tl.arange(0, BLOCK)
+        held = entry < end
+        address = entry.to(tl.int64)[:, None] * WIDTH + tl.arange(0, WIDTH)[None]
+        key = tl.load(keys + address, mask=held[:, None], other=0.0)
+        scores = tl.dot(rotated, tl.trans(key), input_precision="ieee") * scaling
+        own = entry - common
+        bit = (sees[:, None] >> tl.maximum(own, 0)[None]) & 1
+        visible = held[None] & ((own < 0)[None] | (bit == 1))
+        scores = tl.where(visible, scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        level = tl.where(higher == float("-inf"), 0.0, higher)  # a row may see none of these
+        chances = tl.exp2(scores - level[:, None])
+        shrunk = tl.exp2(top - level)
+        total = total * shrunk + tl.sum(chances, 1)
+        value = tl.load(values + address, mask=held[:, None], other=0.0)
+        summed = summed * shrunk[:, None]
+        summed += tl.dot(chances.to(value.dtype), value, input_precision="ieee")
+        top = higher
+    seen = tl.where(total > 0, total, 1.0)
+    return top + tl.log2(seen), summed / seen[:, None]
 
 
 @triton.jit  # type: ignore[untyped-decorator]

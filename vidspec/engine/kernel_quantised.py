@@ -220,23 +220,35 @@ def _product4(  # type: ignore[no-untyped-def]
                     group = (step * 128 + place * 32) // GROUP * outputs + output
                     level = tl.load(levels + group, mask=output < outputs, other=0)
                     sums = tl.zeros([2 * TILE, ROWS], tl.float32)
-                if place == 3:  # bits of its code are the first of the other half
-                    moved = (codes >> (15 - FIRST)) | (codes << (17 + FIRST))
-                elif 4 * place + 3 < FIRST:
-                    moved = codes << (FIRST - 3)
-                else:
-                    moved = codes >> (4 * place + 3 - FIRST)
                 early, late = (front if place < 2 else back).split()
                 right = tl.trans(early if place % 2 == 0 else late)
-                left = tl.join(_pair((moved & code) | BITS, DTYPE).reshape(TILE, 32), ones)
+                left = tl.join(_pair((_moved(codes, place, FIRST) & code) | BITS, DTYPE).reshape(TILE, 32), ones)
                 left = left.permute(2, 0, 1).reshape(2 * TILE, 32)
                 sums = tl.dot(left, right, sums, input_precision="ieee")
                 if place % RUNS == RUNS - 1:
-                    scale, zero = (level & -32).to(tl.float32, bitcast=True), (level & 31).to(tl.float32) + 16.0
-                    of_codes, of_ones = sums.reshape(2, TILE, ROWS).permute(1, 2, 0).split()
-                    total += (of_codes - of_ones * zero[:, None]) * scale[:, None]
+                    total += _scaled(sums, level, ROWS, TILE)
     added = bias, residual, out, residual_stride
     _finish(total, added, parts, arrived, count, outputs, ROWS, TILE, SPLITS, HAS_BIAS, HAS_RESIDUAL)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _moved(codes, PLACE: tl.constexpr, FIRST: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return words whose two codes at a place have their lowest bits at FIRST."""
+    if PLACE == 3:  # bits of its code are the first of the other half
+        moved = (codes >> (15 - FIRST)) | (codes << (17 + FIRST))
+    elif 4 * PLACE + 3 < FIRST:
+        moved = codes << (FIRST - 3)
+    else:
+        moved = codes >> (4 * PLACE + 3 - FIRST)
+    return moved
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _scaled(sums, level, ROWS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the sums (TILE, ROWS) of a group by its scale and zero, from those of codes and of ones."""
+    scale, zero = (level & -32).to(tl.float32, bitcast=True), (level & 31).to(tl.float32) + 16.0
+    of_codes, of_ones = sums.reshape(2, TILE, ROWS).permute(1, 2, 0).split()
+    return (of_codes - of_ones * zero[:, None]) * scale[:, None]
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from itertools import islice, takewhile
 from typing import Literal, NamedTuple, TypeVar, cast
@@ -27,7 +27,7 @@ from vidspec.video.damage.chunks import Box, iterate_boxes
 from vidspec.video.gif import count_pictures
 from vidspec.video.image import image_index
 from vidspec.video.opening import checked_path, codec_name, opened, packets_of, video_streams
-from vidspec.video.packets import decord_doubts, ends_early, find_damage, hidden_packets, read_packets
+from vidspec.video.packets import PacketScan, decord_doubts, ends_early, find_damage, hidden_packets, read_packets
 from vidspec.video.payload import MAX_ANIMATED_PICTURES, check_animation
 from vidspec.video.pictures import decode_all
 
@@ -164,9 +164,7 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
     with opened(path) as container:
         streams = video_streams(container)
         entry = read_video_entry(path, streams[0].index) if streams and container.format.name == MP4 else None
-        # FFmpeg names the key of a Matroska track with ContentEncryption.
-        if (entry is not None and entry.encrypted) or (streams and "enc_key_id" in streams[0].metadata):
-            raise VideoError(f"{path}: is encrypted", kind="encrypted", hint="decrypt it first: vidspec takes no keys")
+        _refuse_encrypted(path, streams, entry)
         stream, single_stream = _video_stream(path, container)
         codec = stream.codec_context
         if codec.name == "gif":
@@ -174,45 +172,26 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         number = stream.id if container.format.name == "mpegts" else stream.index
         found = damage.examine(path, container.format.name, number)
         packets = read_packets(path, container, stream, found)
-        reorders = bool(codec.has_b_frames)
+        is_avi, reorders = container.format.name == "avi", bool(codec.has_b_frames)
         container_format, name = container.format.name, codec_name(codec)
         coded, position = (codec.width, codec.height), stream.index  # read while the container is open
         base = Fraction(stream.time_base or 1)
         rate = Fraction(stream.average_rate or stream.guessed_rate or 0)
         aspect = _pixel_aspect(stream)
         truncated = packets.tail_damaged or ends_early(container, stream, packets, base, found)
-    if not packets.seen:
-        raise VideoError(f"{path}: its video stream holds no frames", kind="truncated" if truncated else "no_frames")
-
-    if packets.lost_pts and not packets.pts:
-        raise VideoError(f"{path}: is damaged: none of its frames is whole", kind="damaged")
-
+    _refuse_empty(path, packets, truncated=truncated)
     (width, height), turn, tilt, transfer = _first_picture(path, truncated, aspect)
-    aperture = None if entry is None else entry.aperture
-    if aperture is not None and not (all(aperture) and aperture != coded):
-        aperture = None
     pts = raw = np.unique(np.frombuffer(packets.pts, np.int64))
     key_pts, key_dts = np.frombuffer(packets.key_pts, np.int64), np.frombuffer(packets.key_dts, np.int64)
     # AVI stores no presentation times: with B-frames, FFmpeg's are those of decoding under another name.
-    unordered = (
-        packets.no_timestamps > 0
-        or len(pts) != len(packets.pts)
-        or not len(pts)
-        or bool((np.diff(key_pts) <= 0).any())
-        or (container_format == "avi" and reorders)
-        or found.joined is not None  # a seek to a time may land in the other stream
-    )
-    order: Literal["pts", "count"] = "count" if by_decoding or unordered else "pts"
+    # A seek to a time may land in a joined stream.
+    by_count = by_decoding or (is_avi and reorders) or found.joined is not None or _is_unordered(packets, pts, key_pts)
+    order: Literal["pts", "count"] = "count" if by_count else "pts"
     last_duration, packet_base = packets.last_duration, base
     if order == "count":
         base, pts, raw, damaged = _count_frames(path, packet_base, rate, packets.broken_at)
         truncated = truncated or damaged
-        if base == packet_base and not damaged:
-            packets.lost_pts.extend(hidden_packets(packets.pts, pts))
-        if base == packet_base and container_format == "avi" and (damaged or len(packets.dts) == len(pts)):
-            pts = np.sort(np.frombuffer(packets.dts, np.int64))[: len(pts)]  # the n-th time is that of the n-th shown
-            last_duration = 0
-        last_duration = last_duration if base == packet_base else 1
+        pts, last_duration = _counted_times(packets, pts, damaged, is_avi) if base == packet_base else (pts, 1)
     gap = int(np.median(np.diff(pts))) if len(pts) > 1 else 0
     origin, wrong = find_damage(packets, found, pts, base if base == packet_base else None)
     duration = float((int(pts[-1]) - origin + (last_duration if last_duration > 0 else gap)) * base)
@@ -240,9 +219,44 @@ def _probe(path: str, *, by_decoding: bool) -> Index:
         pixel_aspect=aspect,
         transfer=transfer,
         tilt=tilt,
-        clean_aperture=aperture,
+        clean_aperture=_shown_aperture(entry, coded),
         suspects=_suspects(pts) if order == "pts" and container_format in _GAPS_MAY_BE_LOSS else (),
     )
+
+
+def _refuse_encrypted(path: str, streams: Sequence[av.VideoStream], entry: VideoEntry | None) -> None:
+    # FFmpeg names the key of a Matroska track with ContentEncryption.
+    if (entry is not None and entry.encrypted) or (streams and "enc_key_id" in streams[0].metadata):
+        raise VideoError(f"{path}: is encrypted", kind="encrypted", hint="decrypt it first: vidspec takes no keys")
+
+
+def _refuse_empty(path: str, packets: PacketScan, *, truncated: bool) -> None:
+    if not packets.seen:
+        raise VideoError(f"{path}: its video stream holds no frames", kind="truncated" if truncated else "no_frames")
+    if packets.lost_pts and not packets.pts:
+        raise VideoError(f"{path}: is damaged: none of its frames is whole", kind="damaged")
+
+
+def _is_unordered(packets: PacketScan, pts: NDArray[np.int64], key_pts: NDArray[np.int64]) -> bool:
+    """Return True if times are missing, equal or in disorder, so that frames cannot be found by them."""
+    missing = packets.no_timestamps > 0 or len(pts) != len(packets.pts) or not len(pts)
+    return missing or bool((np.diff(key_pts) <= 0).any())
+
+
+def _counted_times(
+    packets: PacketScan, pts: NDArray[np.int64], damaged: bool, is_avi: bool
+) -> tuple[NDArray[np.int64], int]:
+    """Return the times of counted frames, and the last one's duration; notes packets that gave none as lost."""
+    if not damaged:
+        packets.lost_pts.extend(hidden_packets(packets.pts, pts))
+    if is_avi and (damaged or len(packets.dts) == len(pts)):
+        return np.sort(np.frombuffer(packets.dts, np.int64))[: len(pts)], 0  # the n-th time is that of the n-th shown
+    return pts, packets.last_duration
+
+
+def _shown_aperture(entry: VideoEntry | None, coded: tuple[int, int]) -> tuple[int, int] | None:
+    aperture = None if entry is None else entry.aperture
+    return aperture if aperture is not None and all(aperture) and aperture != coded else None
 
 
 def _video_stream(path: str, container: av.container.InputContainer) -> tuple[av.VideoStream, bool]:

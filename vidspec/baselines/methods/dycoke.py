@@ -19,7 +19,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from vidspec.baselines.base import TargetPruner, WholeBlocks, whole_blocks
+from vidspec.baselines.base import WholeBlocks, whole_blocks
+from vidspec.baselines.pruner import TargetPruner
 from vidspec.errors import ProfileError, option
 from vidspec.lossy import lossy
 from vidspec.pruning.base import token_grid

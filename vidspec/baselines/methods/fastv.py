@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from vidspec.baselines.base import StagedPruner, WholeBlocks
+from vidspec.baselines.base import WholeBlocks
+from vidspec.baselines.pruner import StagedPruner
 from vidspec.lossy import lossy
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from vidspec.baselines.base import StagedPruner
+from vidspec.baselines.pruner import StagedPruner
 from vidspec.lossy import lossy
 
 

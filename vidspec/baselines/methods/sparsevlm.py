@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from vidspec.baselines.base import BlockSignals, KeptTokens, StagedPruner, places
+from vidspec.baselines.base import BlockSignals, KeptTokens, places
+from vidspec.baselines.pruner import StagedPruner
 from vidspec.bounds import MANY
 from vidspec.lossy import lossy
 from vidspec.pruning.base import best

@@ -10,9 +10,11 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -94,6 +96,18 @@ def small_captioner() -> Iterator[Captioner]:
     }
     with Captioner.from_profile("vanilla-sd", overrides=settings) as captioner:
         yield captioner
+
+
+@pytest.fixture
+def fake_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands in this process, and their replicas, caption by a captioner without models."""
+    from tests.fake_captioner import FakeCaptioner
+    from vidspec.runs.executors.base import CaptionerFactory
+
+    module = ModuleType("vidspec.captioner")
+    module.Captioner = FakeCaptioner  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vidspec.captioner", module)
+    monkeypatch.setattr(CaptionerFactory.__init__, "__defaults__", ("tests.fake_captioner:FakeCaptioner",))
 
 
 @pytest.fixture

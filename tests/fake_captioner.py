@@ -37,6 +37,19 @@ from vidspec.video.cutting import CutKind
 TEXT = "A red circle\nmoves left."
 SHORT = "A circle moves."
 IDS = [7, 1, 2, 3, 9]
+#: A program that is ``vidspec`` over this captioner, also in its replicas.
+PROGRAM = """#!{python}
+import sys
+from types import ModuleType
+from tests.fake_captioner import FakeCaptioner
+from vidspec.runs.executors.base import CaptionerFactory
+module = ModuleType("vidspec.captioner"); module.Captioner = FakeCaptioner
+sys.modules["vidspec.captioner"] = module
+CaptionerFactory.__init__.__defaults__ = ("tests.fake_captioner:FakeCaptioner",)
+from vidspec.cli import main
+if __name__ == "__main__":
+    sys.exit(main())
+"""
 #: Clips at once where nobody says how many.
 MOST = 4
 

@@ -1,13 +1,11 @@
 """Each extra by itself: its command where nothing is installed but the requirements of vidspec and of that extra."""
 
-import importlib.metadata
 import json
 import os
 import re
 import subprocess
 import sys
 import threading
-import tomllib
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,9 +13,8 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
+from tests.linked_environment import PROJECT, ROOT, make_environment
 from tests.research.pareto.test_pareto import everything
 from tests.serve.servers import asked, data_url
 from vidspec.embedded.samples import shipped
@@ -27,60 +24,16 @@ pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="links packages into an environment"),
 ]
 
-ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CLIP = shipped()[0]
 FEW = ("--profile", "ar", "--frames", "2", "--set", "models.threads=1", "--quiet")
 #: Extras without a test here: for a checkout, for GPUs, or larger than vidspec itself.
 LARGE = {"docs", "flash-attn", "lmms-eval", "quantization", "ray", "test"}
 
-#: Distributions with files of each package.
-OWNERS = importlib.metadata.packages_distributions()
-
-
-def distributions(extra):
-    """Return the distributions that pip installs for vidspec with an extra, beside vidspec."""
-    wanted = [*map(Requirement, PROJECT["dependencies"] + PROJECT["optional-dependencies"].get(extra, []))]
-    found = {}
-    while wanted:
-        one = wanted.pop()
-        name, extras = canonicalize_name(one.name), one.extras or {""}
-        if one.marker is not None and not one.marker.evaluate({"extra": ""}):
-            continue
-        if not extras <= found.setdefault(name, set()):
-            found[name] |= extras
-            for text in importlib.metadata.requires(name) or ():
-                further = Requirement(text)
-                if further.marker is None or any(further.marker.evaluate({"extra": extra}) for extra in extras):
-                    further.marker = None
-                    wanted.append(further)
-    return found
-
-
-def link(name, site):
-    """Link the packages of a distribution; of a folder that several distributions share, what is its own."""
-    distribution = importlib.metadata.distribution(name)
-    files = [file.parts for file in distribution.files if ".." not in file.parts and file.suffix != ".pth"]
-    depths = {parts[0]: 2 if len(OWNERS.get(parts[0], ())) > 1 else 1 for parts in files}
-    for parts in {parts[: depths[parts[0]]] for parts in files} - {("__pycache__",)}:
-        here = site.joinpath(*parts)
-        here.parent.mkdir(exist_ok=True)
-        if not here.is_symlink():
-            here.symlink_to(distribution.locate_file("").joinpath(*parts))
-
 
 @pytest.fixture
 def environment(tmp_path, request):
     """A function that runs Python, in a folder of the test, with the packages of an extra only."""
-    extra, home = request.param, tmp_path / "environment"
-    site = home / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-    python, base = home / "bin" / "python", Path(sys._base_executable).resolve()
-    for folder in (site, python.parent):
-        folder.mkdir(parents=True)
-    python.symlink_to(base)
-    (home / "pyvenv.cfg").write_text(f"home = {base.parent}\ninclude-system-site-packages = false\n")
-    for name in distributions(extra):
-        link(name, site)
+    python = make_environment(tmp_path / "environment", request.param)
     own = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "XDG_CONFIG_HOME": str(tmp_path)}
     start = partial(subprocess.Popen, cwd=tmp_path, env={**os.environ, **own}, text=True, stderr=subprocess.PIPE)
     return lambda *words, **options: start([python, *words], **options)

@@ -18,19 +18,17 @@ from collections import defaultdict
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
 
 import pytest
 import srt
 import webvtt
 
-from tests.fake_captioner import FakeCaptioner
+from tests.fake_captioner import PROGRAM
 from tests.runs.shards import CLIP, tar_of
 from tests.test_readme import PAGES, ROOT, console_lines
 from vidspec import cli
 from vidspec.embedded.samples import shipped
-from vidspec.runs.executors.base import CaptionerFactory
 
 pytestmark = pytest.mark.full
 
@@ -43,18 +41,6 @@ class Ran(NamedTuple):
     err: str
 
 
-PROGRAM = """#!{python}
-import sys
-from types import ModuleType
-from tests.fake_captioner import FakeCaptioner
-from vidspec.runs.executors.base import CaptionerFactory
-module = ModuleType("vidspec.captioner"); module.Captioner = FakeCaptioner
-sys.modules["vidspec.captioner"] = module
-CaptionerFactory.__init__.__defaults__ = ("tests.fake_captioner:FakeCaptioner",)
-from vidspec.cli import main
-if __name__ == "__main__":
-    sys.exit(main())
-"""
 #: Commands that are not run here, and why; ``test_readme.py`` parses those of ``vidspec``.
 ELSEWHERE = {
     r"(pip|pipx|uv) ": "installs; from where is everybody's own",
@@ -221,14 +207,6 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture
-def faked(monkeypatch):
-    module = ModuleType("vidspec.captioner")
-    module.Captioner = FakeCaptioner
-    monkeypatch.setitem(sys.modules, "vidspec.captioner", module)
-    monkeypatch.setattr(CaptionerFactory.__init__, "__defaults__", ("tests.fake_captioner:FakeCaptioner",))
-
-
 def run(line, capfd):
     """Run a line, which must succeed."""
     if SHELL.search(line):
@@ -258,7 +236,7 @@ def test_the_commands_of_a_page(page, folder, capfd):
                 assert not re.match(pattern, line) or effect(ran), f"{line}\n{ran.out}{ran.err}"
 
 
-def test_the_commands_on_many_clips(folder, faked, capfd):
+def test_the_commands_on_many_clips(folder, fake_models, capfd):
     pytest.importorskip("ray")
     pytest.importorskip("scenedetect")
     if shutil.which("jq") is None:
@@ -299,7 +277,7 @@ def test_the_library_as_it_is_shown(page, folder, capfd):
 
 
 @pytest.fixture
-def shards(folder, faked):
+def shards(folder, fake_models):
     pytest.importorskip("pyarrow")
     Path("shards").mkdir()
     for number in range(2):

@@ -1,20 +1,18 @@
-"""The wheel, in an environment of its own: all of the package, nothing else, and a caption from it."""
+"""The wheel: all of the package, nothing else, its requirements, and a caption where only these are installed."""
 
 import json
 import os
 import subprocess
 import sys
-import venv
 import zipfile
-from pathlib import Path
+from email.parser import Parser
 
 import pytest
-import torch
+from packaging.requirements import Requirement
 
 import vidspec
+from tests.linked_environment import PROJECT, ROOT, make_environment
 from vidspec.embedded.samples import shipped
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(*command, cwd=ROOT):
@@ -41,12 +39,21 @@ def test_it_holds_the_package_and_nothing_else(wheel):
 
 
 @pytest.mark.full
-def test_it_captions_in_an_empty_environment(wheel, tmp_path):
-    venv.create(tmp_path / "env", with_pip=True)
-    places = tmp_path / "env" / "bin"
-    limits = () if torch.version.cuda else ("-c", ROOT / "constraints" / "cpu.txt")
-    run(places / "python", "-m", "pip", "install", "--quiet", *limits, wheel, cwd=tmp_path)
-    assert run(places / "vidspec", "--version", cwd=tmp_path) == f"vidspec {vidspec.__version__}\n"
+def test_it_requires_what_the_project_does(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = Parser().parsestr(archive.read(name).decode())
+    required = {Requirement(text) for text in metadata.get_all("Requires-Dist")}
+    assert {one for one in required if "extra" not in str(one.marker)} == {*map(Requirement, PROJECT["dependencies"])}
+
+
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform == "win32", reason="links packages into an environment")
+def test_it_captions_where_only_its_requirements_are(wheel, tmp_path):
+    python = make_environment(tmp_path / "env")
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
+    vidspec_here = python.parent / "vidspec"
+    assert run(vidspec_here, "--version", cwd=tmp_path) == f"vidspec {vidspec.__version__}\n"
     asked = ("caption", shipped()[0], "--format", "json", "--max-new-tokens", "8")
-    record = json.loads(run(places / "vidspec", *asked, cwd=tmp_path))
+    record = json.loads(run(vidspec_here, *asked, cwd=tmp_path))
     assert record["error"] is None and record["counters"]["accepted"] > 0

@@ -109,8 +109,8 @@ def test_existing_texts_outlive_kills(killed, clips, tmp_path):
 @pytest.mark.full
 def test_existing_texts_and_replicas(tmp_path):
     """Captioners die, and the whole run once it has replaced a file; the next one finds every text."""
+    from tests.fake_captioner import PROGRAM
     from tests.runs.shards import CLIP
-    from tests.test_readme_commands import PROGRAM
 
     (tmp_path / "program.py").write_text(PROGRAM.format(python=sys.executable))
     names = ["a/good", "b/dies-once", "c/good", "d/dies", "e/good", "f/good"]

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.fake_captioner import PROGRAM
 from tests.runs.shards import CLIP, rows, tar_of
 from tests.tiers import in_turn
+from vidspec.cli import main
+from vidspec.runs import stores
 
 pytest.importorskip("moto")
 pytest.importorskip("s3fs")
@@ -62,24 +65,22 @@ def client():
     return store
 
 
-#: The command without models, in a process of its own; attempts follow each other faster.
-PROGRAM = """
-import sys
-from types import ModuleType
-from tests.fake_captioner import FakeCaptioner
-from vidspec.runs import stores
-stores.PAUSES = (0.01, 0.02, 0.04)
-module = ModuleType("vidspec.captioner"); module.Captioner = FakeCaptioner
-sys.modules["vidspec.captioner"] = module
-from vidspec.cli import main
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-"""
+@pytest.fixture
+def caption(store, fake_models, monkeypatch, capfd):
+    """Runs the command in this process; attempts follow each other faster."""
+    import fsspec
+    import s3fs
 
+    monkeypatch.setattr(stores, "PAUSES", (0.01, 0.02, 0.04))
 
-def caption(*args):
-    command = [sys.executable, "-c", PROGRAM, "caption", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200)
+    def run(*args):
+        for system in (s3fs.S3FileSystem, fsspec.get_filesystem_class("http")):
+            system.clear_instance_cache()  # they know the store's address, and what was in it
+        capfd.readouterr()
+        code = main(["caption", *args])
+        return subprocess.CompletedProcess(args, code, *capfd.readouterr())
+
+    return run
 
 
 RUN = ("s3://bucket/in/{00000..00002}.tar", "--output-dir", "s3://bucket/out")
@@ -102,7 +103,7 @@ def whole():
     }
 
 
-def test_from_bucket_to_bucket(store):
+def test_from_bucket_to_bucket(store, caption):
     ran = caption(*RUN)
     assert ran.returncode == 0, ran.stderr
     assert {name: [row["path"] for row in part] for name, part in parts().items()} == whole()
@@ -116,7 +117,7 @@ def test_from_bucket_to_bucket(store):
 
 
 @pytest.mark.parametrize("fate", ["500", "drop"])
-def test_what_fails_sometimes_is_tried_again(store, fate):
+def test_what_fails_sometimes_is_tried_again(store, caption, fate):
     """Every third request of each kind fails, while shards are found, clips read and parts written."""
     seen = {}
 
@@ -134,7 +135,7 @@ def test_what_fails_sometimes_is_tried_again(store, fate):
 
 
 @pytest.mark.parametrize("fate", in_turn(["500", "drop"], 2))
-def test_a_shard_that_never_comes_is_one_named_error(store, fate):
+def test_a_shard_that_never_comes_is_one_named_error(store, caption, fate):
     store.front.failing = lambda method, path: fate if method == "GET" and path.endswith("00001.tar") else None
     ran = caption(*RUN)
     assert ran.returncode == 1
@@ -146,7 +147,7 @@ def test_a_shard_that_never_comes_is_one_named_error(store, fate):
     assert {name: [row["path"] for row in part] for name, part in parts().items()} == whole()
 
 
-def test_clips_that_never_come_are_rows_with_an_error(store):
+def test_clips_that_never_come_are_rows_with_an_error(store, caption):
     """The store dies for one shard when its clips are known: its clips fail, each by its name; others do not."""
     opened = []
 
@@ -168,7 +169,7 @@ def test_clips_that_never_come_are_rows_with_an_error(store):
     assert all(row["error"] is None for part in parts().values() for row in part)
 
 
-def test_a_part_that_cannot_be_written_is_written_by_the_next_run(store):
+def test_a_part_that_cannot_be_written_is_written_by_the_next_run(store, caption):
     store.front.failing = lambda method, path: "500" if method == "PUT" and path.endswith("00001.parquet") else None
     ran = caption(*RUN)
     assert ran.returncode == 1 and "s3://bucket/out/00001.parquet: cannot be written (4 attempts): " in ran.stderr
@@ -179,7 +180,7 @@ def test_a_part_that_cannot_be_written_is_written_by_the_next_run(store):
     assert {name: [row["path"] for row in part] for name, part in parts().items()} == whole()
 
 
-def test_what_is_not_there(store):
+def test_what_is_not_there(store, caption):
     for url, message in {
         "s3://nowhere/00000.tar": "there is no such file, or no such bucket (check its name)",
         "s3://bucket/in/00009.tar": "there is no such file, or no such bucket (check its name)",
@@ -188,7 +189,7 @@ def test_what_is_not_there(store):
         assert ran.returncode == 1 and f"error: {url}: {message}" in ran.stderr.splitlines(), ran.stderr
 
 
-def test_over_http(store):
+def test_over_http(store, caption):
     """Each kind of request fails at first; the client of fsspec does not try again, and calls it a missing file."""
     seen = set()
 
@@ -209,20 +210,14 @@ def test_over_http(store):
 def test_ray_takes_shards_from_the_store(store, tmp_path):
     """Each shard is captioned by one actor."""
     pytest.importorskip("ray")
-    code = PROGRAM.replace(
-        "from vidspec.cli import main\n",
-        "from vidspec.runs.executors.base import CaptionerFactory\n"
-        'CaptionerFactory.__init__.__defaults__ = ("tests.fake_captioner:FakeCaptioner",)\n'
-        "from vidspec.cli import main\n",
-    )
-    (tmp_path / "program.py").write_text(code)
+    (tmp_path / "program.py").write_text(PROGRAM.format(python=sys.executable))
     command = [sys.executable, "program.py", "caption", *RUN, "--engine", "ray", "--replicas", "2", "--device", "cpu"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert ran.returncode == 0, ran.stderr
     assert {name: [row["path"] for row in part] for name, part in parts().items()} == whole()
 
 
-def test_paths_in_a_table_may_be_urls(store, tmp_path):
+def test_paths_in_a_table_may_be_urls(store, caption, tmp_path):
     import pyarrow
     from pyarrow import parquet
 

@@ -1,8 +1,6 @@
 """Block heads in the layout of ``speculators``: DFlash and DSpark, against a plain computation of what they draft."""
 
 import json
-import subprocess
-import sys
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from tests.decoding.toys import SharedToyEngine, on_tables, random_table, shifte
 from tests.drafting.test_blocks import EVERY, BlockPair, TappedTable, ToyBlocks, clip, right_for_a_while, watched
 from tests.drafting.test_heads import PLACE, HeadPair
 from tests.tiers import full_but
+from vidspec import cli
 from vidspec.acceptance.rules.exact import ExactRule
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import Loop
@@ -275,7 +274,7 @@ def test_heads_that_are_refused(pairs, tmp_path, model, more, message):
 
 
 @pytest.mark.full
-def test_the_command_line_drafts_with_one(tmp_path):
+def test_the_command_line_drafts_with_one(tmp_path, capsys):
     """The shipped head in this layout: the same windows are accepted, and the text is plain decoding's."""
     shipped_head, target = (str(loading.embedded_folder("embedded-qwen", role)) for role in ("block_head", "target"))
     converted = str(heads.in_speculators_layout(Path(shipped_head), tmp_path / "head"))
@@ -284,10 +283,10 @@ def test_the_command_line_drafts_with_one(tmp_path):
     records = []
     for more in (["ar"], ["sparrow", "--draft", converted], ["sparrow", "--draft", shipped_head]):
         gamma = [] if more == ["ar"] else ["--set", "draft.gamma=7"]
-        command = [sys.executable, "-m", "vidspec", *common, "--profile", *more, *gamma]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        assert ran.returncode == 0, ran.stderr
-        records.append(json.loads(ran.stdout))
+        code = cli.main([*common, "--profile", *more, *gamma])
+        printed = capsys.readouterr()
+        assert code == 0, printed.err
+        records.append(json.loads(printed.out))
     plain, drafted, same = records
     assert plain["token_ids"] == drafted["token_ids"] == same["token_ids"]
     assert drafted["counters"]["accepted_lengths"] == same["counters"]["accepted_lengths"]

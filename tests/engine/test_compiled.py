@@ -51,45 +51,51 @@ def test_kernels_of_float32_spill_a_register_pair_at_most():
         assert len(spilled) == 31 and max(spilled) <= 8
 
 
+@pytest.fixture(scope="module")
+def run_compiler(tmp_path_factory):
+    """A function that runs Python where Triton compiles; what one program has compiled the next ones need not."""
+    pytest.importorskip("triton", reason="Triton is not installed (it has wheels for Linux on x86-64)")
+    env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("compiled"))}
+    env.pop("TRITON_INTERPRET", None)
+
+    def run(*words):
+        return subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, check=True).stdout
+
+    return run
+
+
 @pytest.mark.full
 @pytest.mark.sample(full=1)
 @pytest.mark.parametrize("capability", sorted(LIMITS, key=lambda capability: capability != 90))
-def test_kernels_take_what_they_took(capability, tmp_path):
+def test_kernels_take_what_they_took(capability, run_compiler):
     """``python -m tests.engine.compiled`` writes the table anew, where a change is meant."""
-    triton = pytest.importorskip("triton", reason="Triton is not installed (it has wheels for Linux on x86-64)")
     known, table = read_table()
-    if triton.__version__ != known:
-        pytest.skip(f"the table is of Triton {known}, this is {triton.__version__}")
-    env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-m", "tests.engine.compiled", "--show", str(capability)]
-    ran = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    assert compare(capability, table[str(capability)], json.loads(ran.stdout)) == []
+    if (here := pytest.importorskip("triton").__version__) != known:
+        pytest.skip(f"the table is of Triton {known}, this is {here}")
+    found = json.loads(run_compiler("-m", "tests.engine.compiled", "--show", str(capability)))
+    assert compare(capability, table[str(capability)], found) == []
 
 
 @pytest.mark.full
 @pytest.mark.sample(full=2)
 @pytest.mark.parametrize("capability", [80, 90, 100, 120])
-def test_products_of_all_row_counts_take_the_same_instruction(capability, tmp_path):
+def test_products_of_all_row_counts_take_the_same_instruction(capability, run_compiler):
     """Or a row's result would depend on the number of rows in its pass."""
-    pytest.importorskip("triton", reason="Triton is not installed (it has wheels for Linux on x86-64)")
     program = f"""
 from tests.engine.compiled import product_launches, tensor_core_instructions
 for name, launch in product_launches():
     if "bf16" in name and "group32" not in name and "split" in name:
         print(*tensor_core_instructions(launch, {capability}))
 """
-    env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    env.pop("TRITON_INTERPRET", None)
-    ran = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
-    assert set(ran.stdout.splitlines()) == {"mma.sync.aligned.m16n8k16"} and len(ran.stdout.splitlines()) == 9
+    found = run_compiler("-c", program).splitlines()
+    assert set(found) == {"mma.sync.aligned.m16n8k16"} and len(found) == 9
 
 
 @pytest.mark.full
 @pytest.mark.sample(full=2)
 @pytest.mark.parametrize("capability", [80, 90, 120])
-def test_loops_wait_for_no_load(capability, tmp_path):
+def test_loops_wait_for_no_load(capability, run_compiler):
     """Four-bit products that loaded their scales in the step that needs them reached 0.9 TB/s on an H100."""
-    pytest.importorskip("triton", reason="Triton is not installed (it has wheels for Linux on x86-64)")
     program = f"""
 from itertools import chain
 from tests.engine.compiled import attention_launches, awaited_loads, product_launches
@@ -97,9 +103,6 @@ for name, launch in chain(product_launches(), attention_launches()):
     if "bf16 rows16" in name or "d128 group7 bf16 rows8" in name:
         print(awaited_loads(launch, {capability}), name)
 """
-    env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    env.pop("TRITON_INTERPRET", None)
-    ran = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
-    found = dict(line.split(" ", 1)[::-1] for line in ran.stdout.splitlines())
+    found = dict(line.split(" ", 1)[::-1] for line in run_compiler("-c", program).splitlines())
     assert "_part d128 group7 bf16 rows8" in found and "_product4 split group64 bf16 rows16" in found
     assert {*found.values()} == {"0"}

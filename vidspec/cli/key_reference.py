@@ -62,7 +62,7 @@ def _owners(registry: Registry[Any]) -> dict[str, list[str]]:
     """Return the built-in parts that take each key of their section."""
     owners: dict[str, list[str]] = {}
     for name in sorted(registry.modules()):
-        for key in options_of(registry.get(name), *registry.known).model_fields:
+        for key in options_of(registry.get(name), *registry.known).model_fields:  # type: ignore[arg-type]
             owners.setdefault(key, []).append(name)
     return {key: names for key, names in owners.items() if key in registry.section_keys()}
 

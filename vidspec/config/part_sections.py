@@ -52,7 +52,7 @@ def _options(registry: Registry[Any]) -> AfterValidator:
         name = info.data.get(named)
         if name is None:  # the name is invalid and reported already
             return given
-        taken = PartOptions if name in registry.always else options_of(registry.get(name), *registry.known)
+        taken = PartOptions if name in registry.always else options_of(registry.get(name), *registry.known)  # type: ignore[arg-type]
         for one in given:
             text = ""
             if one not in taken.model_fields:

@@ -60,7 +60,7 @@ def available() -> list[ProfileInfo]:
     for name, entry in store.all().items():
         about, kind = str(entry.keys.get("about") or ""), "exact"
         try:
-            layers = [layer for _, layer in _layers_of(store.chain(entry))]
+            layers = [layer for _, layer in layers_of(store.chain(entry))]
             kind = _kind({key: value for key, (value, _) in _merge_keys(layers).items()})
         except ProfileError as error:
             about = f"unreadable: {error.message}"
@@ -107,7 +107,7 @@ def load(
     Raises:
         ProfileError: not found, unreadable, or with an unknown key, a wrong value or an impossible combination.
     """
-    layers = (layer for _, layer in file_layers(name_or_path))
+    layers = (layer for _, layer in layers_of(ProfileStore().chain(name_or_path)))
     return merge_layers(*layers, from_env(os.environ if env is None else env), from_flags(overrides))[0]
 
 
@@ -149,16 +149,8 @@ def parse_setting(text: str) -> tuple[str, str]:
 ProfileLayer: TypeAlias = dict[str, tuple[object, str]]
 
 
-def file_layers(name_or_path: str) -> list[tuple[str, ProfileLayer]]:
-    """Return the layers of a profile, those of its bases first, each with its source.
-
-    Raises:
-        ProfileError: as :meth:`vidspec.config.files.ProfileStore.chain`.
-    """
-    return _layers_of(ProfileStore().chain(name_or_path))
-
-
-def _layers_of(chain: Sequence[ProfileEntry]) -> list[tuple[str, ProfileLayer]]:
+def layers_of(chain: Sequence[ProfileEntry]) -> list[tuple[str, ProfileLayer]]:
+    """Return the layers of a profile, preceded by its bases, each with its source."""
     layers, plugins = [], list[object]()
     for entry in chain:
         keys = {"name": entry.name, **entry.keys}
@@ -228,8 +220,12 @@ def merge_layers(*layers: ProfileLayer) -> tuple[Profile, dict[str, str]]:
     for key in origins:
         if key not in KEYS:
             raise _error(f"{option(key)}: {unknown(key)}", origins, key)
+    sections: dict[str, dict[str, object]] = {}
+    for key, (value, _) in merged.items():
+        section, _, inner = key.partition(".")
+        sections.setdefault(section, {})[inner] = value
     try:
-        return Profile.model_validate(_nest_keys({key: value for key, (value, _) in merged.items()})), origins
+        return Profile.model_validate({section: keys.get("", keys) for section, keys in sections.items()}), origins
     except ValidationError as error:
         key, problem = describe_error(error)
         whole = ".".join(part for part in key.split(".") if not part.isdigit())  # without the number of a value
@@ -291,14 +287,6 @@ def flatten_keys(data: Mapping[str, object]) -> dict[str, object]:
 
 def _layer(data: Mapping[str, object], origin: str = "") -> ProfileLayer:
     return {key: (value, origin) for key, value in flatten_keys(data).items()}
-
-
-def _nest_keys(flat: Mapping[str, object]) -> dict[str, object]:
-    sections: dict[str, dict[str, object]] = {}
-    for key, value in flat.items():
-        section, _, inner = key.partition(".")
-        sections.setdefault(section, {})[inner] = value
-    return {section: inner.get("", inner) for section, inner in sections.items()}
 
 
 _SECTIONS: dict[str, type[BaseModel]] = {

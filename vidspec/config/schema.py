@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -125,14 +126,6 @@ class Profile(Section):
         super().__setstate__(state)
         _load_plugins(self.plugins)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _empty_sections(cls, data: object) -> object:
-        """Treat ``video:`` with nothing below it, null in YAML, as an empty section."""
-        if isinstance(data, Mapping):
-            return {key: value for key, value in data.items() if value is not None}
-        return data
-
     @cached_property
     def caption_keys(self) -> str:
         """Keys that may change a caption, as JSON; without the name, devices and speed."""
@@ -214,10 +207,6 @@ class Profile(Section):
             return self
         return self.model_copy(update={"models": models.model_copy(update={"draft": listed_draft(models.target)})})
 
-    def _value(self, key: str) -> object:
-        section, _, name = key.partition(".")
-        return getattr(getattr(self, section), name)
-
     @model_validator(mode="after")
     def _consistent(self) -> Profile:
         for key, reason, instead in self._problems():
@@ -228,14 +217,14 @@ class Profile(Section):
     def _problems(self) -> Iterator[OptionConflict]:
         """Yield conflicts of the sections and their parts; a part's constructor may raise a ProfileError as well."""
         for (key,), others in EXCLUSIVE_KEYS:
-            if (value := self._value(key)) is not None and any(self._value(other) is not None for other in others):
-                yield OptionConflict(
-                    key, f"excludes {' and '.join(map(option, others))}", f"{option(key, value)} alone"
-                )
+            value, *rivals = attrgetter(key, *others)(self)
+            if value is not None and any(one is not None for one in rivals):
+                reason = f"excludes {' and '.join(map(option, others))}"
+                yield OptionConflict(key, reason, f"{option(key, value)} alone")
         yield from self.draft.check(self)
         if self.drafter is not None:
             yield from self.drafter.check(self)
-        for section in (self.lossy, self.video, self.models, self.schedule, self.prune, self.accept, self.generate):
+        for section in (self.lossy, self.models, self.schedule, self.prune, self.generate):
             yield from section.check(self)
         yield from self.rule.check(self)
         yield from schedules.get(self.schedule.kind).check(self)

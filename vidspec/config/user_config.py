@@ -73,16 +73,6 @@ class ResolvedProfile:
     note: str | None = None
 
 
-def user_keys(
-    overrides: Mapping[str, object], defaults: UserConfig, env: Mapping[str, str] | None = None
-) -> dict[str, object]:
-    """Return the keys that flags, variables and the config set, by the order of :func:`resolve`."""
-    from vidspec.config import profiles
-
-    variables = profiles.from_env(os.environ if env is None else env)
-    return {**defaults.keys, **{key: value for key, (value, _) in variables.items()}, **overrides}
-
-
 def sets_a_method(keys: Mapping[str, object]) -> bool:
     """Return whether the user has named a draft or set an option of a method."""
     return any(key == "models.draft" or key.partition(".")[0] in _METHOD for key in keys)
@@ -176,9 +166,10 @@ def resolve(
         ProfileError: as ``vidspec.config.profiles.load``.
     """
     from vidspec.config import profiles
+    from vidspec.config.files import ProfileStore
     from vidspec.config.schema import EXCLUSIVE_KEYS
 
-    files = profiles.file_layers(name or defaults.profile or DEFAULT_PROFILE)
+    files = profiles.layers_of(ProfileStore().chain(name or defaults.profile or DEFAULT_PROFILE))
     packaged, own = ([layer for source, layer in files if (source == "packaged") is wanted] for wanted in (True, False))
     above = (*own, profiles.from_env(os.environ if env is None else env), profiles.from_flags(overrides))
     given = {key for layer in above for key in layer}

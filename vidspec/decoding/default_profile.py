@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -15,7 +16,6 @@ from vidspec.config.user_config import (
     UserConfig,
     resolve,
     sets_a_method,
-    user_keys,
 )
 from vidspec.models import machine
 
@@ -46,7 +46,10 @@ def resolve_profile(name: str | None, overrides: Mapping[str, object], defaults:
     """
     if name is not None or defaults.profile is not None:
         return resolve(name, overrides, defaults)
-    keys = user_keys(overrides, defaults)
+    from vidspec.config.profiles import from_env
+
+    variables = {key: value for key, (value, _) in from_env(os.environ).items()}
+    keys = {**defaults.keys, **variables, **overrides}
     if "models.target" not in keys and not sets_a_method(keys):
         return resolve(BUILT_IN_PROFILE, overrides, defaults)
     head, chosen = _own_head(keys), None

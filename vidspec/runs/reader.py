@@ -87,12 +87,17 @@ class ClipReader:
         self._child: Child | None = None
         self._closed = self._interrupted = False
         self._ready = False
-        self._start_lock = threading.Lock()
+        self._start_lock = threading.RLock()
 
-    def start(self) -> None:
-        """Start the process without waiting for it, so that it is ready when the first clip comes."""
+    def start(self) -> Child:
+        """Start the process, unless it runs, without waiting until it is ready; return it."""
         with self._start_lock:
-            self._start()
+            if self._closed:
+                raise RuntimeError("the reader is closed")
+            if self._child is None:
+                self._ready = False
+                self._child = spawn(read_clips, name="vidspec reader")
+            return self._child
 
     def read(
         self,
@@ -164,7 +169,7 @@ class ClipReader:
         with self._start_lock:
             self._interrupted = False
             self._drop()
-            self._start()
+            self.start()
 
     def close(self) -> None:
         """Kill the process; a pending request fails."""
@@ -227,7 +232,7 @@ class ClipReader:
         with self._start_lock:
             for _ in range(STARTS):
                 try:
-                    child = self._start()
+                    child = self.start()
                     if not self._ready:
                         child.receive()
                     self._ready = True
@@ -244,14 +249,6 @@ class ClipReader:
             kind="crashed",
             hint="there may be too little memory; its messages are above",
         )
-
-    def _start(self) -> Child:
-        if self._closed:
-            raise RuntimeError("the reader is closed")
-        if self._child is None:
-            self._ready = False
-            self._child = spawn(read_clips, name="vidspec reader")
-        return self._child
 
     def _drop(self) -> None:
         """End the process."""

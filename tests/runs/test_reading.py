@@ -592,6 +592,48 @@ def test_errors_of_clips_are_works_and_bugs_are_raised():
         list(works(broken(), RunSpec(), SlowReader()))
 
 
+class DyingReader(SlowReader):
+    """Dies with ``bad`` so often; other clips are read once ``going`` is set. Notes who is read beside ``bad``."""
+
+    def __init__(self, deaths):
+        super().__init__()
+        self.deaths, self.inside, self.beside, self.going = deaths, [], [], threading.Event()
+
+    def read(self, path, start, end, video, check=None):
+        self.inside.append(path)
+        self.asked.append(path)
+        try:
+            if path == "bad":
+                self.beside.append([one for one in self.inside if one != "bad"])
+                if len(self.beside) <= self.deaths:
+                    raise VideoError("the process that read it ended", kind="crashed")
+            else:
+                self.going.wait(60)
+            return Clip(np.zeros(self.size, np.uint8), np.zeros(0), None)
+        finally:
+            self.inside.remove(path)
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_clip_whose_reader_died_is_tried_once_alone(deaths):
+    dying, errors = DyingReader(deaths), {}
+    with closing(Feed(jobs_of("a", "b", "bad", *"cdefgh"), RunSpec(ahead=9), PROFILE, [dying] * 3)) as feed:
+        assert settled(dying, 3) == 3, "the others go on before it is tried again"
+        dying.going.set()
+        while (work := taken(feed)) is not None:
+            errors[work.job.path] = work.job.error and work.job.error.kind
+            feed.release(work)
+    assert errors == dict.fromkeys("abcdefgh") | {"bad": "crashed" if deaths == 2 else None}
+    assert len(dying.beside) == 2 and dying.beside[1] == []
+
+
+def test_a_clip_whose_only_reader_died_is_not_tried_again():
+    dying = DyingReader(1)
+    dying.going.set()
+    assert [work.job.path for work in works(jobs_of("a", "bad", "b"), RunSpec(), dying) if work.job.error] == ["bad"]
+    assert dying.asked == ["a", "bad", "b"]
+
+
 def test_tasks_may_be_long_in_coming():
     """One thread waits for the next task; the others read what there is of the last."""
     more = queue.SimpleQueue()

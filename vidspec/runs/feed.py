@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
+from vidspec.errors import VideoError
 from vidspec.events.wake import WakeEvent
 from vidspec.models.request import CaptionRequest
 from vidspec.runs.allowance import fetch_limits
@@ -60,11 +61,13 @@ class PartInput:
         job: with the error of reading it, if there was one.
         request: what the captioner is asked about its frames; None after an error, and once the models need no frame.
         spans: start and end of all segments of its clip, in seconds; empty if it is not cut.
+        alone: True once its reader has died with it: it is read again while no other reader reads.
     """
 
     job: Job
     request: CaptionRequest | None = None
     spans: Sequence[tuple[float, float]] = ()
+    alone: bool = False
 
 
 class Feed:
@@ -75,6 +78,8 @@ class Feed:
     other. A part being read counts as much as the largest so far. Parts come in the order in which they become ready;
     with one reader that is the order of the jobs. If a clip's segments are captioned one after the other, several
     readers read the segment after next when one is released, so other clips are not delayed.
+
+    A part whose reader died is tried once more, alone: memory that others took may have ended it. One reader is alone.
 
     Args:
         jobs: the clips; each is drawn when there is room for it, one at a time. Drawing may block.
@@ -113,6 +118,8 @@ class Feed:
         self._drawing = self._drawn = self._closed = False
         self._busy = 0  # threads that are reading or cutting
         self._unread: deque[PartInput] = deque()
+        self._suspects: deque[PartInput] = deque()  # whose readers died
+        self._alone = False  # True while one of these is read
         self._following: dict[int, deque[PartInput]] = {}  # segments read once others are released, by clip
         self._ready: deque[PartInput] = deque()
         self._bytes: dict[tuple[int, int | None], int] = {}
@@ -181,7 +188,7 @@ class Feed:
 
     @property
     def _drained(self) -> bool:
-        return self._drawn and not (self._busy or self._unread or self._following)
+        return self._drawn and not (self._busy or self._unread or self._suspects or self._following)
 
     def _has_room(self) -> bool:
         if self._busy + len(self._ready) >= max(1, self.spec.ahead):
@@ -199,12 +206,18 @@ class Feed:
                         size = self._read(part, reader)
                 except Exception as error:
                     job.error = error
+                crashed = isinstance(job.error, VideoError) and job.error.kind == "crashed"
                 with self._changed:
                     self._busy -= 1
+                    self._alone &= not part.alone
                     self._bytes[job.number, job.segment] = size
                     if segments is not None:
                         del self._bytes[job.number, job.segment]
                         self._queue_segments(segments)
+                    elif crashed and not (part.alone or self._in_order):
+                        del self._bytes[job.number, job.segment]
+                        job.error, part.alone = None, True
+                        self._suspects.append(part)
                     elif not self._closed:
                         self._ready.append(part)
                     self._largest = max(self._largest, size)
@@ -223,8 +236,9 @@ class Feed:
                 self._changed.wait_for(self._can_continue)
                 if self._closed or self._exception is not None or self._drained:
                     return None
-                if self._unread:
-                    part = self._unread.popleft()
+                if self._unread or self._suspects:
+                    part = (self._suspects or self._unread).popleft()
+                    self._alone = part.alone
                     self._bytes[part.job.number, part.job.segment] = self._largest
                     self._busy += 1
                     return part
@@ -244,6 +258,8 @@ class Feed:
     def _can_continue(self) -> bool:
         if self._closed or self._exception is not None or self._drained:
             return True
+        if self._suspects or self._alone:
+            return self._busy == 0
         return bool(self._unread or not (self._drawing or self._drawn)) and self._has_room()
 
     def _queue_segments(self, segments: Sequence[PartInput]) -> None:

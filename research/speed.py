@@ -121,28 +121,6 @@ def beta_of_tokens_per_pass(tokens: float, gamma: int) -> float:
     return (low + high) / 2
 
 
-def end_to_end(
-    decode: float,
-    plain_decode: float,
-    target_prefill: float,
-    draft_prefill: float = 0.0,
-    *,
-    overlapped: bool = False,
-    before: float = 0.0,
-) -> float:
-    """Return the speed-up from opening the file to the last token.
-
-    Args:
-        decode: the decode speed-up.
-        plain_decode: time of plain decoding after the prefill.
-        target_prefill, draft_prefill: times of the whole prompt, and of the draft's pruned one.
-        overlapped: the two prefills run at the same time.
-        before: time of decoding the video and of other work before the prefill, the same for both.
-    """
-    prefill = max(target_prefill, draft_prefill) if overlapped else target_prefill + draft_prefill
-    return (before + target_prefill + plain_decode) / (before + prefill + plain_decode / _time(decode))
-
-
 def _share(value: float) -> float:
     if not 0 <= value <= 1:
         raise ValueError(f"a probability cannot be {value}")

@@ -83,7 +83,7 @@ PARTS: tuple[Part, ...] = (
         "memory bandwidth allows. *Speed model*: what the formulas of `research/speed.py` give for the "
         "forward times and accepted lengths of the same run.",
         "research.peers {clips:8} --profiles {lossless} --pair {pair} --repeats 1 --peer openvino={openvino} "
-        "--peer openvino-int8-cache={openvino} --peer vllm={vllm} --peer vllm-draft={vllm} --peer vllm-ngram={vllm} "
+        "--peer openvino-int8-cache={openvino} --peer vllm={vllm} --peer vllm-ngram={vllm} "
         "--json {json}",
     ),
     *_of_both(

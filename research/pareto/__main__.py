@@ -18,8 +18,8 @@ from vidspec.errors import UsageError
 from vidspec.files import FileKind
 
 SUITE = "pareto"
-#: PNG and SVG that name vidspec as the software or the creator, or in a comment.
-PICTURE = FileKind("picture drawn by vidspec", rb"tEXtSoftware\0vidspec|<dc:title>vidspec</dc:title>|<!-- vidspec ")
+#: SVG that names vidspec as the creator, or in a comment.
+PICTURE = FileKind("picture drawn by vidspec", rb"<dc:title>vidspec</dc:title>|<!-- vidspec ")
 
 
 class Part(StrEnum):
@@ -59,13 +59,9 @@ def command(
         typer.Option("--json", metavar="FILE", help="Every record as it comes; the same command continues the file."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin FILE anew; the older becomes FILE~.")] = False,
-    given: Annotated[
-        Path | None, typer.Option("--from", metavar="FILE", help="Sum up this file of results; run nothing.")
-    ] = None,
     svg: Annotated[
         Path | None, typer.Option("--svg", metavar="FILE", help="Draw speed-up against quality; needs matplotlib.")
     ] = None,
-    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="The same as PNG.")] = None,
     form: Annotated[TableFormat, typer.Option("--format", help="json: one object with methods.")] = "markdown",
 ) -> int:
     """Hold speed-up against quality for lossless, loose and lossy methods, and mark those that none beats in both.
@@ -73,47 +69,38 @@ def command(
     Facts of captions are scored on clips whose truth is known from a truth.json beside them; on others captions are
     held against plain decoding's. Intervals are 95% bootstrap intervals over clips.
     """
-    from vidspec.bench.results import check_results, read_results
+    from vidspec.bench.results import check_results
 
     if clips and clips_dir is not None:
         raise UsageError("--clips-dir is for drawn clips", hint="leave out CLIP...")
-    if given is not None and (clips or json or only):
-        raise UsageError("--from runs nothing", hint="leave out CLIP..., --json and --only")
     named = list(map(str, clips or ()))
-    files = [_picture(file, kind, named) for file, kind in ((svg, "svg"), (png, "png")) if file is not None]
+    if svg is not None:
+        _check_picture(svg, named)
     if json is not None:
         check_results(json, named, overwrite=overwrite)
     from research.pareto import plot
     from research.pareto.outcome import markdown, outcome
+    from research.pareto.run import Pareto, measure
+    from research.suites.rows import suite
+    from vidspec.bench.loaded import profile_labels
 
-    if given is not None:
-        results = read_results(given)
-    else:
-        from research.pareto.run import Pareto, measure
-        from research.suites.rows import suite
-        from vidspec.bench.loaded import profile_labels
-
-        results = measure(
-            Pareto(
-                contenders=suite(SUITE) if profiles is None else profile_labels(profiles),
-                clips=clips or (),
-                source=models.source,
-                count=count,
-                clips_dir=clips_dir,
-                timed=timed,
-                repeats=repeats,
-                threads=models.threads,
-                only=only.value if only else None,
-                json=json,
-                overwrite=overwrite,
-            ),
-            print_note,
-        )
-    found = outcome(results)
-    if files:
-        plot.draw(found, files)
-        for file in files:
-            print_note(f"drew {file}")
+    asked = Pareto(
+        contenders=suite(SUITE) if profiles is None else profile_labels(profiles),
+        clips=clips or (),
+        source=models.source,
+        count=count,
+        clips_dir=clips_dir,
+        timed=timed,
+        repeats=repeats,
+        threads=models.threads,
+        only=only.value if only else None,
+        json=json,
+        overwrite=overwrite,
+    )
+    found = outcome(measure(asked, print_note))
+    if svg is not None:
+        plot.draw(found, svg)
+        print_note(f"drew {svg}")
     if form == "json":
         print_json(found.to_dict())
     else:
@@ -122,16 +109,15 @@ def command(
     return 0
 
 
-def _picture(file: Path, kind: str, clips: Sequence[str]) -> Path:
-    """Check early that a picture can be written to ``file``."""
+def _check_picture(file: Path, clips: Sequence[str]) -> None:
+    """Check early that the picture can be drawn."""
     from vidspec.files import check_output
 
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(f"--{kind}: matplotlib is not installed", hint="pip install matplotlib")
-    if file.suffix != f".{kind}":
-        raise UsageError(f"--{kind} {file}: the name must end in .{kind}")
-    check_output(file, clips, f"--{kind}", PICTURE)
-    return file
+        raise UsageError("--svg: matplotlib is not installed", hint="pip install matplotlib")
+    if file.suffix != ".svg":
+        raise UsageError(f"--svg {file}: the name must end in .svg")
+    check_output(file, clips, "--svg", PICTURE)
 
 
 def main(args: Sequence[str] | None = None) -> int:

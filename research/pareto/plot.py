@@ -22,12 +22,12 @@ _PLACES = [
 ]
 
 
-def draw(found: Outcome, files: Sequence[Path]) -> None:
-    """Write the picture into files whose names end in ``.svg`` or ``.png``.
+def draw(found: Outcome, file: Path) -> None:
+    """Write the picture as SVG.
 
     Raises:
         UsageError: no method was timed.
-        OutputError: a file cannot be written.
+        OutputError: the file cannot be written.
     """
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -54,13 +54,11 @@ def draw(found: Outcome, files: Sequence[Path]) -> None:
     axes.set_axisbelow(True)
     axes.legend(fontsize=8, loc="best")
     _label(picture, axes, shown)
-    for file in files:
-        try:
-            stamp = {"Creator": "vidspec", "Date": None} if file.suffix == ".svg" else {"Software": "vidspec"}
-            with rc_context({"svg.fonttype": "none", "svg.hashsalt": "vidspec"}):  # text as text, reproducible files
-                picture.savefig(file, format=file.suffix.lstrip("."), metadata=stamp)
-        except OSError as error:
-            raise OutputError(f"{file}: cannot be written: {error.strerror}") from error
+    try:
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "vidspec"}):  # text as text, reproducible files
+            picture.savefig(file, format="svg", metadata={"Creator": "vidspec", "Date": None})
+    except OSError as error:
+        raise OutputError(f"{file}: cannot be written: {error.strerror}") from error
 
 
 def _within_sight(methods: Sequence[Method]) -> list[Method]:

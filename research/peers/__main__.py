@@ -24,7 +24,7 @@ def command(
         list[str] | None,
         typer.Option(
             metavar="NAME=PYTHON",
-            help="openvino, openvino-int8-cache, vllm, vllm-draft or vllm-ngram, and a Python interpreter that has it; "
+            help="openvino, openvino-int8-cache, vllm or vllm-ngram, and a Python interpreter that has it; "
             "may be repeated.",
         ),
     ] = None,

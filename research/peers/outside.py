@@ -33,7 +33,6 @@ OUTSIDE = {
     "openvino": "research.peers.openvino_worker",
     "openvino-int8-cache": "research.peers.openvino_worker",
     "vllm": "research.peers.vllm_worker",
-    "vllm-draft": "research.peers.vllm_worker",
     "vllm-ngram": "research.peers.vllm_worker",
 }
 #: Timeout of loading or of a caption, in seconds.
@@ -70,8 +69,7 @@ class ExternalPeer:
         python: the interpreter.
         profile: names the frames and the prompt; the peer decodes greedily.
         target: our model, which knows the prompt of the frames.
-        models: sources of target and draft; only ``vllm-draft`` uses the draft, and ``vllm-ngram`` looks drafts up in
-            prompt and text.
+        model: source of the target.
         threads: on a CPU.
 
     Attributes:
@@ -84,10 +82,10 @@ class ExternalPeer:
         python: str,
         profile: Profile,
         target: VideoLanguageModel,
-        models: tuple[str, str | None],
+        model: str,
         threads: int,
     ) -> None:
-        self.name, self.python, self.profile, self.target, self.models = name, python, profile, target, models
+        self.name, self.python, self.profile, self.target, self.model = name, python, profile, target, model
         self.threads, self.facts = threads, ""
         self._place = TemporaryDirectory(prefix="vidspec-peer-")
         self._worker: JsonWorker | None = None
@@ -126,20 +124,14 @@ class ExternalPeer:
     def _ready_worker(self) -> JsonWorker:
         if self._worker is None:
             adapter: Any = self.target
-            target, draft = self.models
             if self.profile.models.weights is not None and not self.name.startswith("openvino"):
                 raise UsageError(f"{self.name}: has no models.weights: {self.profile.models.weights}")
             speculation: dict[str, object] | None = None
-            if self.name == "vllm-draft":
-                if draft is None:
-                    raise UsageError(f"{self.name}: needs a draft", hint="--draft")
-                speculation = {"method": "draft_model", "model": draft}
-            elif self.name == "vllm-ngram":
+            if self.name == "vllm-ngram":
                 speculation = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
-            if speculation is not None:
                 speculation["num_speculative_tokens"] = peer_window(self.profile)
             about = {
-                "model": target,
+                "model": self.model,
                 "speculation": speculation,
                 "dtype": str(self.target.dtype).removeprefix("torch."),
                 "weights": self.profile.models.weights,
@@ -208,8 +200,7 @@ def external_peers(loaded: LoadedModels, pythons: Mapping[str, str], profile: Pr
         pythons: interpreters by name.
         profile: names the frames and the prompt.
     """
-    target, draft = loaded.source.names
-    names, threads = (target, None if loaded.named_head else draft), torch.get_num_threads()
+    model, threads = loaded.source.names[0], torch.get_num_threads()
     return {
-        name: ExternalPeer(name, python, profile, loaded.target, names, threads) for name, python in pythons.items()
+        name: ExternalPeer(name, python, profile, loaded.target, model, threads) for name, python in pythons.items()
     }

@@ -91,7 +91,6 @@ class Throughput:
         profiles: labels of a bench; peers get the frames and the prompt of the first.
         peers: :data:`BATCHED`, and those of ``pythons``.
         batches: batch sizes, increasing.
-        sizes: batch sizes of contenders that use others.
         repeats: runs of each contender at each size.
         source: the models.
         frames: of every clip; the profiles' own if None.
@@ -108,7 +107,6 @@ class Throughput:
     frames: int | None = None
     threads: int | None = None
     pythons: Mapping[str, str] = field(default_factory=dict)
-    sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def overrides(self) -> dict[str, object]:
@@ -301,13 +299,13 @@ def measure(
         return pool.ask(name, partial(workers[name].ask, function, **arguments))
 
     for name, worker in workers.items():
-        for batch in (batches := sorted(wanted.sizes.get(name, wanted.batches))):
+        for batch in sorted(wanted.batches):
             say(f"warm-up {name} at batch {batch}")
             with MemorySampler(worker.pid) as watch:
                 run = ask(name, "run", clips=clips[: 2 * batch], batch=batch)
             on_device = run and run["device_bytes"]
             found[name, batch] = ContenderRuns(peak=watch.peak if on_device is None else on_device)
-        if 1 not in batches:
+        if 1 not in wanted.batches:
             say(f"{name} at batch 1, to compare with")
             ones[name] = (ask(name, "run", clips=clips, batch=1) or {"ids": {}})["ids"]
     plain = next((name for name, one in exactly.items() if one.schedule.kind == "autoregressive"), None)

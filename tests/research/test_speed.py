@@ -50,15 +50,6 @@ def test_parallel_by_hand():
     assert speed.run_rounds(1.0, 3) == math.inf
 
 
-def test_end_to_end_by_hand():
-    """ParallelVLM Table 6: 228.14 s of plain decoding and 44.23 s of prefill against 67.85 s and the same prefill."""
-    decode = 228.14 / 67.85
-    overlapped = speed.end_to_end(decode, 228.14, 44.23, 7.92, overlapped=True)
-    assert overlapped == pytest.approx((44.23 + 228.14) / (44.23 + 67.85))
-    assert speed.end_to_end(decode, 228.14, 44.23, 7.92) == pytest.approx(272.37 / (44.23 + 7.92 + 67.85))
-    assert speed.end_to_end(2.0, 10.0, 5.0, before=5.0) == pytest.approx(20 / 15)
-
-
 @settings(max_examples=examples(200))
 @given(st.floats(0, 1), st.integers(1, 12))
 def test_beta_and_length_are_each_others_inverse(beta, gamma):

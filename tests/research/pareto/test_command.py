@@ -33,12 +33,9 @@ def test_what_is_asked(command, monkeypatch, args, expected):
 @pytest.mark.parametrize(
     "args, complaint",
     [
-        (("--from", "no.json"), "no.json: cannot be read"),
-        (("--from", "r.json", "--only", "times"), "--from runs nothing"),
-        (("--from", "r.json", "clip.mp4"), "--from runs nothing"),
         (("clip.mp4", "--clips-dir", "d"), "--clips-dir is for drawn clips"),
         (("--svg", "p.png"), "--svg p.png: the name must end in .svg"),
-        (("--png", "none/p.png"), "--png none/p.png: there is no folder none"),
+        (("--svg", "none/p.svg"), "--svg none/p.svg: there is no folder none"),
         (("--only", "speed"), "--only"),
         (("--timed", "0"), "--timed"),
         (("--profiles", "ar,ar"), "--profiles names ar twice"),

@@ -37,10 +37,10 @@ def peer(loaded, monkeypatch, tmp_path):
     monkeypatch.setenv("FAKE_TOKENS", "[5, 2]")
     made = []
 
-    def make(wrong="", label=f"ar{SMALL}", name="vllm", models=("big", "small")):
+    def make(wrong="", label=f"ar{SMALL}", name="vllm"):
         monkeypatch.setenv("FAKE_PEER", wrong)
         monkeypatch.setitem(outside.OUTSIDE, name, FAKE)
-        made.append(ExternalPeer(name, sys.executable, labels.load(label), loaded.target, models, threads=1))
+        made.append(ExternalPeer(name, sys.executable, labels.load(label), loaded.target, "big", threads=1))
         return made[-1]
 
     yield make
@@ -100,7 +100,6 @@ def test_a_bad_peer_fails_with_a_reason_and_leaves_nothing(peer, wrong, reason, 
     ("name", "speculation"),
     [
         ("vllm", None),
-        ("vllm-draft", {"method": "draft_model", "model": "small", "num_speculative_tokens": 5}),
         (
             "vllm-ngram",
             {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4, "num_speculative_tokens": 5},
@@ -124,11 +123,6 @@ def test_weights_of_the_target_are_told_to_the_one_peer_that_can_round_them(peer
     assert told[1][2]["weights"] == "int8" and told[1][2]["int8_cache"]
     with pytest.raises(PeerFailed, match=r"vllm: has no models\.weights: int8"):
         peer(label=label).caption(CLIP)
-
-
-def test_a_peer_that_drafts_needs_a_draft(peer):
-    with pytest.raises(PeerFailed, match="vllm-draft: needs a draft"):
-        peer(name="vllm-draft", models=("big", None)).caption(CLIP)
 
 
 def test_peers_do_not_draw(peer):

@@ -154,13 +154,6 @@ def test_what_is_known_is_kept_after_every_run():
     assert kept[-1]["runs"][0]["token_ids"]["0.mp4"] == [1, 2, 3] and len(kept[-1]["runs"][0]["seconds"]) == 2
 
 
-def test_a_contender_may_take_other_sizes():
-    log: list[tuple[str, str, int, int]] = []
-    workers = {"ar": Fake(log), "earlier": Fake(log, "earlier")}
-    rows = measure(asked(sizes={"earlier": (1,)}, repeats=1), workers).rows
-    assert [(row.name, row.batch) for row in rows] == [("ar", 1), ("ar", 4), ("earlier", 1)]
-
-
 def test_peers_are_asked_what_the_first_profile_is():
     wanted = asked(
         ("vanilla-sd+video.frames=4", "ar"),

@@ -24,7 +24,7 @@ from vidspec.runs.store.records import clip_id
 from vidspec.runs.stores import back_up_url, is_url, join_url, list_names, open_url, retry, write_url
 
 if TYPE_CHECKING:
-    from vidspec.runs.run_captions import RunCaptions
+    from vidspec.runs.run_store import RunCaptions
 
 T = TypeVar("T")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
+from contextlib import contextmanager
 from itertools import chain, filterfalse
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -82,12 +83,13 @@ def plan_clips(
     for number, job in enumerate(jobs, start=at):
         job.number = number
         try:
-            is_left = _plan_job(job, store, spec, profile, tally)
+            if not _plan_job(job, store, spec, profile, tally):
+                continue
         except OutputError as error:
             if error.kind != ONE_CLIP:
                 raise
-            job.error, is_left = error, True
-        left += [job] * is_left
+            job.error = error
+        left.append(job)
     return left
 
 
@@ -213,10 +215,15 @@ def caption_remaining(
             try:
                 with defer_signals():  # a written record is also counted
                     if job is not None:
-                        recorded.append(_write_record(job, store, spec, profile))
+                        recorded.append(_Recorded(job, _write_record(job, store, spec, profile)))
                     while recorded and recorded[0].is_ready:
-                        shown.append(recorded.popleft().show())
-                        _count(tally, shown[-1], store)
+                        one, pending = recorded.popleft()
+                        with _failing(one):
+                            if pending is not None:
+                                pending.show()
+                        shown.append(one)
+                        tally.add(one.number, one.caption, last=one.is_last)
+                        tally.unkept += isinstance(one.error, OutputError) or not store.keeps(one)
             except OutputError as error:
                 tally.stopped = str(error)
                 codes.add(LostOutputError.exit_code)
@@ -239,7 +246,7 @@ class _Recorded(NamedTuple):
     """A captioned job whose record is written, and a file of it that is shown later."""
 
     job: Job
-    pending: PendingFile | None = None
+    pending: PendingFile | None
 
     @property
     def is_ready(self) -> bool:
@@ -249,17 +256,6 @@ class _Recorded(NamedTuple):
         """Wait until it is ready, or for Ctrl-C."""
         if self.pending is not None:
             wait([self.pending.written])
-
-    def show(self) -> Job:
-        """Return the job once its file is shown; it has failed if that could not be."""
-        try:
-            if self.pending is not None:
-                self.pending.show()
-        except OutputError as error:
-            if error.kind != ONE_CLIP:
-                raise
-            self.job.fail(error, self.job.caption.profile)
-        return self.job
 
 
 def _with_pending(captioned: Iterable[Job], recorded: deque[_Recorded], tally: Tally) -> Iterator[Job | None]:
@@ -275,24 +271,25 @@ def _with_pending(captioned: Iterable[Job], recorded: deque[_Recorded], tally: T
         yield None
 
 
-def _count(tally: Tally, job: Job, store: RunStore) -> None:
-    tally.add(job.number, job.caption, last=job.is_last)
-    tally.unkept += isinstance(job.error, OutputError) or not store.keeps(job)
-
-
-def _write_record(job: Job, store: RunStore, spec: RunSpec, profile: Profile) -> _Recorded:
-    """Write a record to ``store``; the job has failed if that cannot be written.
+def _write_record(job: Job, store: RunStore, spec: RunSpec, profile: Profile) -> PendingFile | None:
+    """Write a record to ``store``, and return a file that is shown later; the job has failed if it cannot be written.
 
     Raises:
         OutputError: nothing can be written any more.
     """
-    if isinstance(job.error, OutputError):  # found while planning
-        return _Recorded(job)
+    with _failing(job):
+        if not isinstance(job.error, OutputError):  # found while planning
+            content = job.content or content_of(job.path, job.source)  # of a shard that cannot be read
+            return store.add(job.planned_job, record_of(job, spec, profile, content))
+    return None
+
+
+@contextmanager
+def _failing(job: Job) -> Iterator[None]:
+    """Let a job fail by an error in the block that concerns its files alone."""
     try:
-        content = job.content or content_of(job.path, job.source)  # of a shard that cannot be read
-        return _Recorded(job, store.add(job.planned_job, record_of(job, spec, profile, content)))
+        yield
     except OutputError as error:
         if error.kind != ONE_CLIP:
             raise
         job.fail(error, job.caption.profile)
-        return _Recorded(job)

@@ -38,9 +38,6 @@ from vidspec.runs.store.run_lines import CaptionRun
 from vidspec.runs.store.sidecars import JournalFinder, SidecarNames
 from vidspec.runs.stores import is_url
 
-#: Texts that may end a caption file. One of them differs from all that runs wrote, of which a journal knows two.
-_ENDINGS = ("\n", "", "\n\n")
-
 
 @dataclass(frozen=True)
 class ReviewedClip:
@@ -238,10 +235,7 @@ class CaptionFiles:
         with self._changing(number, version):
             before = _content(file) if file.exists() else None
             make_folder(file.parent)
-            for ending in _ENDINGS:
-                write_whole(file, text + ending)
-                if self._known.state(file) in ("edited", "foreign"):
-                    break
+            write_whole(file, self._known.text_by_hand(file, text))
             now = self.clip(number)
             self._saved[number] = now.version, before
             return now

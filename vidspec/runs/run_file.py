@@ -20,7 +20,7 @@ from vidspec.runs.store.known_journals import FileState
 from vidspec.runs.store.records import clip_id
 
 if TYPE_CHECKING:
-    from vidspec.runs.run_captions import RunCaptions
+    from vidspec.runs.run_store import RunCaptions
 
 
 class RunFile(Renderer):

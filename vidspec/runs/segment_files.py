@@ -28,8 +28,7 @@ from vidspec.runs.reader import ClipReader
 from vidspec.runs.renderers import ONE_CLIP, PendingFile, make_folder
 from vidspec.runs.sources.base import ClipOpener
 from vidspec.runs.store.journal import unwritable_error
-from vidspec.runs.store.segment_videos import segment_bounds
-from vidspec.runs.store.sidecars import SegmentNames, SidecarNames
+from vidspec.runs.store.sidecars import SegmentNames, SidecarNames, segment_bounds
 
 if TYPE_CHECKING:
     from vidspec.video.cutting import CutKind

@@ -28,7 +28,7 @@ from vidspec.runs.store.journal_index import JournalEntry
 from vidspec.runs.store.known_journals import FileState, KnownJournals
 from vidspec.runs.store.records import clip_id, content_of
 from vidspec.runs.store.run_lines import CaptionRun
-from vidspec.runs.store.segment_videos import SegmentVideos, shared_end
+from vidspec.runs.store.sidecars import SegmentVideos, segment_stem, shared_end
 
 CaptionState: TypeAlias = Literal["written", "edited", "foreign", "superseded", "missing", "failed"]
 #: What each state of a caption means.
@@ -249,7 +249,7 @@ class CaptionSet:
             found |= {path: form for path, form in marked.items() if path not in real}
         if found:
             return dict(sorted(found.items(), key=lambda one: holds_caption(one[1]) != "text"))
-        stem = Path(path).stem if segment is None else f"{Path(path).stem}-{segment + 1:03d}"
+        stem = Path(path).stem if segment is None else segment_stem(path, segment)
         several, folder = self._unnamed.get(stem, []), Path(path).absolute().parent
         most = max((shared_end(file.parent, folder) for file in several), default=0)
         return dict.fromkeys((file for file in several if shared_end(file.parent, folder) == most), "txt")

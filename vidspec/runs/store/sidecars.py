@@ -1,15 +1,18 @@
-"""Paths of the file per clip, next to the clip or below another folder and named by a template, and of its journal."""
+"""Names of files: of clips and segments, next to the clip or below another folder, of their journals and videos."""
 
 from __future__ import annotations
 
 import os
 import string
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from vidspec.errors import UsageError, option
-from vidspec.runs.formats.base import OutputFormat
+from vidspec.events.record import RecordDict
+from vidspec.runs.formats.base import OutputFormat, flat_record, segment_of
 from vidspec.runs.job import Job
+from vidspec.runs.store.journal import Journal
 from vidspec.runs.store.known_journals import KnownJournals
 from vidspec.runs.store.records import clip_id
 
@@ -76,11 +79,63 @@ class SegmentNames(SidecarNames):
 
     def path(self, job: Job) -> Path:
         whole = super().path(job)
-        return whole.with_name(f"{whole.stem}-{(job.segment or 0) + 1:03d}{whole.suffix}")
+        return whole.with_name(segment_stem(whole, job.segment or 0) + whole.suffix)
 
     def video(self, job: Job) -> Path:
         """Return the path of a segment's video."""
         return self.path(job).with_suffix(".mp4")
+
+
+def segment_stem(path: str | Path, segment: int) -> str:
+    """Return the name of a segment's files without their suffixes."""
+    return f"{Path(path).stem}-{segment + 1:03d}"
+
+
+class SegmentVideos:
+    """The videos that ``--cut`` wrote of segments, by film and bounds, as marks in journals tell.
+
+    Args:
+        journals: journals of their runs.
+    """
+
+    def __init__(self, journals: Iterable[Journal]) -> None:
+        marks = [(one.shown.parent / mark.file, mark.settings or "") for one in journals for mark in one.index.marks]
+        self._films = {_film(bounds) for _, bounds in marks}
+        self._videos: dict[str, list[Path]] = {}
+        for video, bounds in dict(marks).items():
+            self._videos.setdefault(bounds, []).append(video)
+
+    def was_cut(self, record: RecordDict) -> bool:
+        """Return True if a record is about a segment of a film of which videos were written."""
+        return segment_of(record) is not None and _film(segment_bounds(record)) in self._films
+
+    def clip(self, record: RecordDict) -> RecordDict | None:
+        """Return the record of a segment as that of its video; None if there is none."""
+        if (number := segment_of(record)) is None:
+            return None
+        name, folder = f"{segment_stem(record['path'], number)}.mp4", os.path.dirname(os.path.abspath(record["path"]))
+        found = [one for one in self._videos.get(segment_bounds(record), ()) if one.name == name and one.exists()]
+        if not found:
+            return None
+        return {**record, "path": str(max(found, key=lambda one: shared_end(one.parent, folder)))}  # copies of a film
+
+
+def shared_end(folder: Path, other: str | Path) -> int:
+    """Return how many folders at the end of two paths have the same names."""
+    pairs = zip(reversed(folder.parts), reversed(Path(other).parts), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def segment_bounds(record: RecordDict) -> str:
+    """Return what a segment's video depends on: the film and the place in it."""
+    about = flat_record(record)
+    content = about.get("sha256") or f"{about.get('size')} {about.get('mtime_ns')}"
+    return f"{content} {about.get('start'):g}-{about.get('end'):g}"
+
+
+def _film(bounds: str) -> str:
+    """Return the part of :func:`segment_bounds` that stands for the film."""
+    return bounds.rpartition(" ")[0]
 
 
 class JournalFinder:

@@ -73,6 +73,10 @@ def environment(where):
         pytest.param(("--format", "jsonl,csv,txt", "--output-dir", "out", "--batch", "4"), id="several"),
         pytest.param(("--format", "csv,txt", "--output-dir", "out", "--segment", "2s", *PASSES), id="second passes"),
         pytest.param(("--segment", "2s", "--cut", "out", "--batch", "4"), id="cut"),
+        pytest.param(("--format", "txt,musubi", "--output-dir", "out", "--batch", "4"), id="list"),
+        pytest.param(("--segment", "2s", "--cut", "out", "--format", "ltx", "--batch", "4"), id="list of segments"),
+        pytest.param(("--format", "parquet", "-o", "out.parquet", "--batch", "4"), id="parquet"),
+        pytest.param(("--format", "webdataset", "-o", "out.tar", "--batch", "4"), id="webdataset"),
     ],
 )
 def test_killed_again_and_again(killed, clips, tmp_path, args):

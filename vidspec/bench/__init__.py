@@ -2,8 +2,7 @@
 
 turns       the measuring loop
 loaded      the models that all measured profiles share
-measure     a whole bench; rows: its figures and table, exports: CSV; results: its file
-profiled    ``vidspec profile``; breakdown: of the time; memory; passes: times of single passes; profile_view: tables
-bandwidth   bytes of a pass, and the copy bandwidth that limits it
+measure     a whole bench; rows: its figures and table; results: its file
+profiled    ``vidspec profile``; breakdown: of the time; passes: times of single passes; profile_view: tables
 machine     facts about the machine; tables: Markdown
 """

@@ -25,9 +25,12 @@ __all__ = ["LoadedModels", "ModelSource", "profile_labels"]
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Models and their placement: a built-in ``pair``, or ``target`` and ``draft`` as hub ids or folders.
+    """Models and their placement.
 
-    ``weights`` is the quantisation of the target's weights.
+    Attributes:
+        pair: a built-in one.
+        target, draft: hub ids or folders, in place of a pair.
+        weights: quantisation of the target's weights.
     """
 
     pair: str = "embedded"
@@ -51,7 +54,6 @@ class ModelSource:
         return tuple(str(loading.embedded_folder(self.pair, role)) for role in ("target", "draft"))  # type: ignore[return-value]
 
     def placement(self) -> Placement:
-        """Return the placement of both models."""
         return resolve_placement(self.device, self.dtype)
 
 
@@ -73,7 +75,6 @@ class LoadedModels:
         self._heads: dict[str, Head] = {}
 
     def _load_draft(self, weights: WeightFormat) -> VideoLanguageModel | None:
-        """Return the draft in a weight format."""
         _, name = self.source.names
         if name is None or self.named_head:
             return None

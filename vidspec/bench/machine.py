@@ -12,7 +12,6 @@ from vidspec.engine.device import processor
 
 
 def machine(device: torch.device) -> dict[str, object]:
-    """Return facts about the machine and the libraries."""
     import transformers
 
     return {

@@ -74,7 +74,7 @@ def model_weight_bytes(model: VideoLanguageModel) -> int:
 
 
 def kv_bytes(model: VideoLanguageModel) -> int:
-    """Return the bytes of one KV cache entry over all layers."""
+    """Return the bytes of the keys and values of one token over all layers."""
     return model.decoder.slab.entry_bytes
 
 
@@ -92,12 +92,11 @@ class Bench:
         profiles: names or files; the first is the baseline. Equal ones are one contender.
         clips: video files; the shipped samples if empty.
         repeats: of every clip.
-        source: the models.
         threads: of torch on a CPU; torch's default if None.
         json: file for the records, written one by one.
         overwrite: start that file from scratch.
         turns: of a dialogue about each clip; the profiles' own prompt if empty. Each turn is measured by itself.
-        overrides: keys of all profiles, by dotted key; those of a label win.
+        overrides: values of all profiles, by dotted key; those of a label win.
     """
 
     profiles: Sequence[str]
@@ -129,7 +128,6 @@ class ProfileContender:
     """Captions clips with a profile; in a dialogue about each clip the last turn is measured.
 
     Args:
-        captioner: has the profile.
         turns: of the dialogue; the profile's own prompt if empty.
     """
 
@@ -152,15 +150,12 @@ class BenchRun:
     """A bench with its models loaded and its results file open.
 
     Args:
-        bench: its settings.
-        loaded: the models.
         say: called with the next step.
         more: further settings that must match to continue a results file.
 
     Attributes:
         captioners: by label; equal profiles once.
         contenders: callables that caption a clip, by name; others than profiles may be added before :meth:`measure`.
-        results: the results file.
         facts: about the machine; others may be added before :meth:`summarise`.
     """
 

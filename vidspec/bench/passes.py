@@ -24,7 +24,7 @@ ALPHAS = (0.0, 0.5, 0.9)
 
 @dataclass(frozen=True)
 class TimedPasses:
-    """Medians, in seconds.
+    """Median seconds of single passes.
 
     Attributes:
         target: T_p(n) by rows n, over the whole prompt.
@@ -71,12 +71,12 @@ def measure_passes(
     """Time passes in turns, after a warm-up of each; return medians.
 
     Args:
-        target: the target over the whole prompt, with room for the most rows.
-        drafts: by alpha the draft over its prompt.
+        target: engine and span of the whole prompt, with room for the most rows.
+        drafts: engine and span of the draft's prompt, by alpha.
         rows: n of T_p(n).
         repeats: of everything.
-        clock: seconds.
-        kept: copied into the result.
+        clock: returns seconds.
+        kept: visual tokens kept, by alpha; copied into the result.
     """
     passes = {("target", float(n)): partial(time_pass, *target, n) for n in rows}
     passes |= {("draft", alpha): partial(time_pass, *draft, 1) for alpha, draft in drafts.items()}

@@ -31,7 +31,6 @@ class ProfileBreakdown:
     """One profile on the clip: the run of the median wall clock among its repeats.
 
     Attributes:
-        profile: its name.
         breakdown: time by kind of work.
         tokens: emitted.
         tokens_per_s: decode rate; None for a text of one token.
@@ -39,7 +38,7 @@ class ProfileBreakdown:
         alpha: share of visual tokens hidden from the draft by the profile.
         c: T_p(1) / T_q(alpha); None without passes or draft.
         gamma: recommended window; None without passes or draft.
-        walls: wall clocks of all repeats.
+        walls: seconds of all repeats.
     """
 
     profile: str
@@ -87,7 +86,6 @@ class ProfileReport:
     runs: tuple[ProfileBreakdown, ...]
 
     def to_dict(self) -> dict[str, object]:
-        """Return JSON values."""
         return {"clip": self.clip, "machine": self.machine, "runs": [one.to_dict() for one in self.runs]}
 
 
@@ -105,10 +103,8 @@ def profile_clip(
     """Caption a clip under each profile in rotation, and break down the runs.
 
     Args:
-        clip: a video file.
         names: profiles, by name or file.
-        source: the models.
-        overrides: dotted keys of every profile.
+        overrides: values of every profile, by dotted key.
         repeats: of every profile, interleaved, after a warm-up of each.
         passes: measure single passes too.
         threads: of torch on a CPU.

@@ -100,7 +100,7 @@ class ResultsFile:
         write_whole(path, f'{head[:-1]},\n"records": [\n{lines}'.encode() + _CLOSING)
 
     def add(self, key: StoredKey, caption: Caption, **more: object) -> None:
-        """Append a record, with further entries if any; the file is complete when this returns."""
+        """Append a record, with further entries if any; it is on disk when this returns."""
         stored = {"contender": key[0], "repeat": key[2], **more, **caption.to_dict(), "passes": _passes(caption)}
         if self.path is not None:
             line = json.dumps(stored, ensure_ascii=False).encode()

@@ -63,12 +63,11 @@ class BenchRow:
 
     @property
     def names(self) -> str:
-        """All its names."""
         return " = ".join((self.name, *self.also))
 
     @property
     def equality(self) -> str:
-        """``equal`` as tables show it."""
+        """Cell for ``equal``."""
         return "in distribution" if self.equal is None else f"{self.equal}/{self.clips}"
 
 
@@ -84,7 +83,7 @@ def bench_rows(
     Args:
         records: by contender and clip.
         baseline: a contender.
-        drawn: those of :func:`methods_with_other_draws`.
+        drawn: contenders of :func:`methods_with_other_draws`.
         also: further names of contenders.
     """
     return [

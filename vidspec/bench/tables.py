@@ -106,7 +106,6 @@ def bullets(notes: Iterable[str]) -> str:
 
 
 def facts_line(facts: Mapping[str, object]) -> str:
-    """Return facts about the machine in one line."""
     return ", ".join(f"{name} {value}" for name, value in facts.items())
 
 

@@ -130,7 +130,6 @@ class ProfileStore:
         return candidates[name]
 
     def _read_entries(self, path: Path, source: str) -> dict[str, ProfileEntry]:
-        """Return the profiles in a file, by name."""
         if path not in self._read:
             profiles: dict[str, ProfileEntry] = {}
             try:

@@ -36,7 +36,7 @@ def json_grammar(schema: str) -> str:
     """Return the grammar of the JSON texts that a schema (JSON itself) describes.
 
     Raises:
-        ValueError: the schema is no JSON Schema, uses what ``llguidance`` does not support, or takes too long.
+        ValueError: it is not a JSON Schema, uses what ``llguidance`` does not support, or takes too long.
         ModuleNotFoundError: ``llguidance`` is not installed.
     """
     from llguidance import LLMatcher
@@ -50,7 +50,7 @@ def json_grammar(schema: str) -> str:
 
 
 def _problem(grammar: str) -> str | None:
-    """Return why the first tokens cannot be computed within :data:`LIMITS` and those of ``llguidance``; None if not.
+    """Return the reason why the first tokens cannot be computed within :data:`LIMITS`; None if they can.
 
     ``llguidance`` has limits of its own, but not there: a ``multipleOf`` of seven digits takes minutes.
     """

@@ -168,7 +168,7 @@ def from_env(env: Mapping[str, str]) -> ProfileLayer:
     """Return the layer that ``VIDSPEC_*`` variables set.
 
     Raises:
-        ProfileError: a variable is no key, and has the name of one or nearly that of another variable.
+        ProfileError: a variable is no key, but has the name of one or nearly that of another variable.
     """
     layer: ProfileLayer = {}
     sections_of = {
@@ -197,7 +197,7 @@ def from_flags(overrides: Mapping[str, object] | None) -> ProfileLayer:
     """Return the layer of a caller's overrides.
 
     Raises:
-        ProfileError: they are no mapping of texts.
+        ProfileError: they are not a dictionary with texts as keys.
     """
     overrides = overrides or {}
     if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
@@ -302,7 +302,6 @@ KEYS = frozenset(
 
 
 def unknown(key: str) -> str:
-    """Return the message for an unknown key."""
     if key in _SECTIONS:
         return f"is a section of keys, such as {key}.{next(iter(_SECTIONS[key].model_fields))}"
     section, _, last = key.rpartition(".")

@@ -351,7 +351,6 @@ class RunSpec(BaseModel):
 
     @property
     def single_prompt(self) -> str | None:
-        """The prompt if there is one."""
         return self.prompt[0] if len(self.prompt) == 1 else None
 
     @property

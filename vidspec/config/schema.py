@@ -142,7 +142,6 @@ class Profile(Section):
 
     @property
     def rule(self) -> type[AcceptanceRule]:
-        """Properties of the acceptance rule."""
         return rules.get(self.accept.rule)
 
     @property

@@ -278,7 +278,6 @@ class GenerateSection(Section):
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Keys of the sampling distribution."""
         return self.model_dump(include={"temperature", "top_p", "top_k", "min_p"})
 
     @property

@@ -2,7 +2,7 @@
 
 The user's own profiles override it too; it overrides the packaged profiles, whose models, frames and prompts are only
 defaults. It holds ``profile``, ``format`` and the sections ``models``, ``video`` and ``generate`` of a profile. Keys of
-a method belong into a profile::
+a method belong in a profile::
 
     profile: specvlm-chain
     format: jsonl
@@ -74,12 +74,11 @@ class ResolvedProfile:
 
 
 def sets_a_method(keys: Mapping[str, object]) -> bool:
-    """Return whether the user has named a draft or set an option of a method."""
+    """Return True if the user has named a draft or set an option of a method."""
     return any(key == "models.draft" or key.partition(".")[0] in _METHOD for key in keys)
 
 
 def config_path() -> Path:
-    """Return the path of the config, which need not exist."""
     import platformdirs
 
     return Path(platformdirs.user_config_dir("vidspec")) / "config.yaml"
@@ -118,7 +117,6 @@ def write_models(path: Path, chosen: Mapping[str, str]) -> None:
     """Write a choice of models into a config, which need not exist; one with comments is kept as ``FILE~``.
 
     Args:
-        path: of the config, which :func:`read_config` reads.
         chosen: keys of :data:`CHOICE` with their values.
 
     Raises:
@@ -157,7 +155,6 @@ def resolve(
     Args:
         name: of the profile, or its file; None for the config's or else the built-in default.
         overrides: flags, by dotted key.
-        defaults: the config.
         env: the environment; ``os.environ`` if None.
         chosen: keys over those of a packaged profile that were chosen for this machine, by dotted key.
         source: of the chosen keys.

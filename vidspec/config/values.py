@@ -144,7 +144,7 @@ def parse_timeout(value: float | None) -> float | None:
 
 
 def filled(example: str) -> AfterValidator:
-    """Return a validator that refuses a text without a character to see, or several of which one is that."""
+    """Return a validator that refuses a text without a visible character, alone or among several."""
 
     def check(value: Any, field: ValidationInfo) -> Any:
         name = field.field_name or ""
@@ -156,7 +156,7 @@ def filled(example: str) -> AfterValidator:
 
 
 def require_text(name: str, value: object) -> None:
-    """Refuse bytes that are not UTF-8, as a script saved as Latin-1 has: lone surrogates in a text, or in several.
+    """Refuse a text, or several, with lone surrogates: bytes that were not UTF-8, as in a script saved as Latin-1.
 
     Raises:
         UsageError: begins with ``name``.

@@ -70,7 +70,6 @@ def render_run(
 
 
 def progress_bar(tally: Tally, width: int) -> RenderableType:
-    """Return the run's progress bar, ``width`` columns wide."""
     # A bar does not end its line; padding does.
     return Padding(ProgressBar(total=max(1, tally.total), completed=tally.done, width=width))
 
@@ -118,7 +117,6 @@ class RunPanel(LivePanel):
 
     Args:
         console: on standard error.
-        tally: counts of the run; read, never changed.
         profile: the name shown with the counters.
         verbose: see :func:`render_run`.
         shared: captions go to the same terminal. The panel then closes at a clip's end until the next event, so that

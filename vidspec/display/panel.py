@@ -46,7 +46,6 @@ class PanelScreen:
 
     @classmethod
     def of(cls, console: Console, *, verbose: bool) -> PanelScreen:
-        """Return the screen of a console as it is now."""
         ascii_only = not console.encoding.lower().startswith("utf")
         coloured = not console.no_color and console.color_system in ("256", "truecolor")
         return cls(*console.size, ascii_only, coloured, verbose)
@@ -376,7 +375,6 @@ class LivePanel(ClipStates):
             live.stop()
 
     def drawn(self) -> RenderableType:
-        """Return the current drawing."""
         screen = PanelScreen.of(self.console, verbose=self.verbose)
         state = replace(self.state)  # a restart must not clear the rounds while they are drawn
         low = replace(screen, height=self.console.height - 1)

@@ -32,7 +32,6 @@ class PanelState:
     caption: Caption | None = None
 
     def apply(self, event: Event) -> None:
-        """Update the state with one event of this clip."""
         if isinstance(event, Opened):
             self.opened = event
         elif isinstance(event, PrefillProgress):
@@ -48,7 +47,6 @@ class PanelState:
 
     @property
     def phase(self) -> str:
-        """Current phase of the work."""
         if self.caption is not None:
             return "failed" if self.caption.error else "done"
         if self.prefilled is not None:

@@ -1,7 +1,7 @@
 """Draws a few sampled frames side by side as tiles of half-block cells, with what the draft sees of them in colour.
 
-A terminal cell shows two pixels, one above the other. What the draft does not see is dim grey, if it sees anything, and
-once that is known.
+A terminal cell shows two pixels, one above the other. Cells that the draft does not see are dim grey, once that is
+known; if it sees nothing, all keep their colours.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ class TileLayout:
         return self.down * (self.lines + 1)
 
     def shown(self, opened: Opened | None) -> int:
-        """Return the number of frames shown."""
         return min(self.across * self.down, len(opened.thumbnails)) if opened else 0
 
 

@@ -51,7 +51,6 @@ class ChatAnswer:
         return self._text.add(event)
 
     def message(self, caption: Caption) -> dict[str, object]:
-        """Return the whole answer."""
         message = {"role": "assistant", "content": caption.caption or ""}
         if caption.reasoning is not None:
             message["reasoning_content"] = caption.reasoning

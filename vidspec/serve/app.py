@@ -88,23 +88,19 @@ class _Api:
             self.media.close()
 
     async def models(self, _request: Request) -> Response:
-        """List the model."""
         model = {"id": self.config.name, "object": "model", "created": 0, "owned_by": "vidspec"}
         return JSONResponse({"object": "list", "data": [model]})
 
     async def health(self, _request: Request) -> Response:
-        """Tell that the server answers."""
         return JSONResponse({"status": "ok"})
 
     async def show_metrics(self, _request: Request) -> Response:
-        """Show the counters."""
         slab = self.captioner.client.setup.target.model.decoder.slab
         now = {"requests_waiting": self.waiting, "requests_running": self.running}
         now |= {"kv_used_bytes": slab.used * slab.entry_bytes, "kv_capacity_bytes": slab.capacity * slab.entry_bytes}
         return PlainTextResponse(self.metrics.text({**now, "kept_bytes": self.media.recent.nbytes}))
 
     async def page(self, _request: Request) -> Response:
-        """Return the page."""
         profile = self.captioner.client.profile
         samples, prompt = [clip.name for clip in shipped()], profile.generate.prompt
         lead, ask = section("lead", text=self.config.name, faint=True), section("ask", samples=samples, prompt=prompt)
@@ -112,14 +108,12 @@ class _Api:
         return HTMLResponse(page.render(), headers={"Content-Security-Policy": POLICY})
 
     async def sample(self, request: Request) -> Response:
-        """Return a sample clip."""
         clip = next((clip for clip in shipped() if clip.name == request.path_params["name"]), None)
         if clip is None:
             raise ApiError("there is no such sample", status=404)
         return FileResponse(clip, media_type="video/mp4")
 
     async def chat(self, request: Request) -> Response:
-        """Answer a chat request."""
         deadline = time.monotonic() + self.config.timeout
         self._require_place()  # before a large body is sent, too
         body, waits, parsed = bytearray(), 0, 0
@@ -253,7 +247,6 @@ class _Api:
     async def _lines(
         self, chat: ChatRequest, answer: ChatAnswer, progress: AsyncGenerator[_Progress, None]
     ) -> AsyncGenerator[str, None]:
-        """Yield the lines of a stream."""
         yield answer.chunk({"role": "assistant", "content": ""})
         try:
             async with aclosing(progress):

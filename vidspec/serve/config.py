@@ -40,7 +40,6 @@ class ApiError(HTTPException):
 
     @property
     def response(self) -> Response:
-        """The answer."""
         return JSONResponse(self.content, self.status_code, self.headers)
 
 
@@ -50,21 +49,21 @@ class ServeConfig:
 
     Attributes:
         name: the model's name in the API.
-        batch: most clips at once; None to choose by memory and measured times.
-        max_waiting: most requests that wait for the models.
+        batch: maximum number of clips at once; None to choose by memory and measured times.
+        max_waiting: maximum number of requests that wait for the models.
         timeout: seconds a request may take, from its arrival on.
         patience: seconds that a client may take for the headers of a request, for each next part of its body, and to
             read what it was sent.
-        api_key: key that all routes but ``/health`` ask for; None for no key.
+        api_key: key required by all routes but ``/health``; None for no key.
         loopback: True if only this machine can connect; names of other hosts are then refused.
         media_hosts: hosts that media may come from, ``HOST`` (with a public address) or ``SCHEME://HOST``.
         media_folder: real path of the folder that ``file:`` URLs may name; None for none.
-        max_bytes: bytes of a medium, and of a request's body without base64's overhead.
-        max_frames: frames of a clip.
-        max_pixels: pixels of a picture as it is coded.
-        max_seconds: duration of a clip.
+        max_bytes: limit of a medium, and of a request's body without base64's overhead.
+        max_frames: limit of a clip.
+        max_pixels: limit of a picture as it is coded.
+        max_seconds: limit of a clip's duration.
         keep_bytes: memory for recent videos, their features and KV entries, for further questions; 0 for none.
-        readers: processes that read clips.
+        readers: number of processes that read clips.
         page: True to serve the page ``/``.
     """
 
@@ -87,5 +86,5 @@ class ServeConfig:
 
     @property
     def max_body(self) -> int:
-        """Most bytes of a request: base64 takes a third more, and there are texts."""
+        """Maximum bytes of a request: base64 takes a third more, and there are texts."""
         return self.max_bytes * 4 // 3 + (1 << 20)

@@ -62,12 +62,12 @@ def _most_connections() -> int:
 class _Connection(H11Protocol):
     """A connection that ends if the headers of a request, or the reading of an answer, take too long.
 
-    Uvicorn's own timer starts after an answer only, and its limit of connections counts after the headers. Beyond the
-    most connections the one without a request that has waited longest makes place, or this one is refused.
+    Uvicorn's own timer starts after an answer only, and its limit of connections counts after the headers. At the
+    limit, the connection that has waited longest without a request is closed; if none waits, the new one is refused.
 
     Attributes:
         patience: seconds for the headers, and for reading.
-        most: open connections.
+        most: limit of open connections.
     """
 
     patience: float

@@ -60,7 +60,7 @@ class MediaReader:
     """Reads the clips of requests, a few ahead of the models.
 
     Args:
-        client: says which frames fit its models.
+        client: knows which frames fit its models.
         config: the limits.
 
     Attributes:
@@ -316,7 +316,6 @@ def _digest(spool: BinaryIO, medium: _Medium) -> bytes:
 
 
 def _pieces(spool: BinaryIO, medium: _Medium) -> Iterator[bytes]:
-    """Yield the content of a medium."""
     with open(medium.path, "rb") if medium.path else nullcontext(spool) as file:
         file.seek(medium.start)
         left = medium.size

@@ -32,7 +32,7 @@ class RecentVideos:
 
     Args:
         client: submits the requests.
-        most: bytes of frames, vision outputs and KV entries in all; 0 to keep nothing.
+        most: maximum bytes of frames, vision outputs and KV entries together; 0 to keep nothing.
     """
 
     def __init__(self, client: EngineClient, most: int) -> None:
@@ -41,7 +41,6 @@ class RecentVideos:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are kept."""
         return sum(video.session.nbytes for video in self._videos.values())
 
     def find(self, request: CaptionRequest) -> CaptionRequest:
@@ -79,7 +78,6 @@ class RecentVideos:
             self._videos.popitem(last=False)
 
     def clear(self) -> None:
-        """Drop all."""
         self._videos.clear()
 
     def _drop_old(self) -> None:

@@ -46,7 +46,7 @@ MAX_BODY = 4 << 20
 
 
 class FreshCaptions:
-    """Captions clips one at a time with a captioner that the first of them loads, and another one for another profile.
+    """Captions clips one at a time. Its captioner is loaded for the first clip, and again for another profile.
 
     Args:
         load: loads the captioner of a profile.
@@ -72,7 +72,6 @@ class FreshCaptions:
             return [*caption_locally(self._captioner, [run.job], run.spec, vision_worker=False)]
 
     def close(self) -> None:
-        """Close the captioner, if one was loaded."""
         with self._lock:
             if self._captioner is not None:
                 self._captioner.close()
@@ -85,7 +84,6 @@ class _Review:
         self._files, self._recaptioner, self._title = files, recaptioner, title
 
     async def page(self, _request: Request) -> Response:
-        """Return the page of all clips as they are now."""
         rows = await asyncio.to_thread(lambda: review_rows(self._files, lambda number, _: f"clips/{number}"))
         page = render_review(rows, CAPTION_STATES, self._title, live=True)
         return HTMLResponse(page, headers=HEADERS)
@@ -152,7 +150,7 @@ def _now(clip: ReviewedClip) -> dict[str, str | None]:
 
 
 async def _fields(request: Request, *names: str) -> list[str]:
-    """Return texts of a request's JSON object. The content type is one that other hosts' pages may not send unasked."""
+    """Return texts of a request's JSON object, whose content type pages of other hosts cannot send unasked."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError("the content type must be application/json", status=415)
     body = bytearray()
@@ -174,14 +172,10 @@ async def _fields(request: Request, *names: str) -> list[str]:
 def build_review(
     files: CaptionFiles, recaptioner: FreshCaptions, config: ServeConfig, token: str, title: str
 ) -> Starlette:
-    """Return the application, all of whose addresses begin with a token that other programs and pages do not know.
+    """Return the application.
 
     Args:
-        files: the caption files.
-        recaptioner: captions a clip again.
-        config: settings of the server.
-        token: first part of each address.
-        title: of the page.
+        token: first part of each address, which other programs and pages do not know.
     """
     review = _Review(files, recaptioner, title)
     routes = [

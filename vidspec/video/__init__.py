@@ -1,19 +1,18 @@
 """Reads videos: exact frames with timestamps. Importing it loads neither numpy nor a decoder; using it does.
 
 reading    the calls, read and read_at: path -> Clip
-base       Clip, SourceFacts, Index, the FrameDecoder protocol
+base       Clip, Index, the FrameDecoder protocol
 opening    opens a file, or raises one error with the reason
-boxes      MP4's boxes: encryption, clean aperture
-payload    byte patterns that no encoder writes, in compressed pictures
-packets    one pass over a file's packets
+packets    one pass over a file's packets; payload, gif: bytes that no encoder writes; damage: of containers
 probing    the index of a file's frames
 pictures   pictures from packets, damage found
-sample     frame selection: pure arithmetic
-image      image files as videos of one frame
-progress   a counter that shows that reading goes on
-resize     decoded pictures as upright RGB, scaled down if wanted
-sound      the audio during a clip
 decode_av, decode_decord, decode_hardware   the decoders behind ``base.FrameDecoder``
+image      image files as videos of one frame
+sound      the audio during a clip
+sample     frame selection: pure arithmetic
+resize     decoded pictures as upright RGB, scaled down if wanted
+cutting    parts of a video as files of their own
+progress   a counter that shows that reading goes on
 """
 
 from __future__ import annotations

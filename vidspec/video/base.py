@@ -40,9 +40,12 @@ class Orientation:
 
 @dataclass(frozen=True)
 class ClipDamage:
-    """Damage of a file: ``what`` it is, and its time range in seconds; without one it may be anywhere.
+    """Damage of a file.
 
-    ``hint``: advice if it differs from the usual.
+    Attributes:
+        what: description for a message.
+        start, end: seconds; None if the damage may lie anywhere.
+        hint: advice if it differs from the usual.
     """
 
     what: str
@@ -61,10 +64,11 @@ class ClipDamage:
 class Clip:
     """Exact frames of one video in presentation order, with their audio.
 
-    ``frames``: (N, H, W, 3) uint8 RGB, upright. ``timestamps``: (N,) float64, seconds since the first frame of the
-    stream. A frame is repeated only if ``fps`` exceeds the video's rate. ``sound``: (S,) float32, mono, 16 kHz, from
-    the first frame on; None if there is none or it was not requested. ``interval``: duration of the part divided by the
-    frames that were to be spread over it; None if they were not chosen by their number.
+    Attributes:
+        frames: (N, H, W, 3) uint8 RGB, upright. A frame is repeated only if ``fps`` exceeds the video's rate.
+        timestamps: (N,) float64, seconds since the first frame of the stream.
+        sound: (S,) float32, mono, 16 kHz, from the first frame on; None if there is none or it was not requested.
+        interval: seconds of the selected part per requested frame; None if the frames were not chosen by number.
     """
 
     frames: NDArray[np.uint8]
@@ -77,9 +81,10 @@ class Clip:
     def of(
         cls, frames: NDArray[np.uint8], timestamps: Sequence[float], sound: NDArray[np.float32] | None = None
     ) -> Clip:
-        """Make a clip of frames decoded elsewhere, with their times; no facts about a file, and no decoder is loaded.
+        """Make a clip of frames decoded elsewhere; it has no facts about a file, and no decoder is loaded.
 
-        Raises UsageError: not (N, H, W, 3) uint8, or not N finite times in order.
+        Raises:
+            UsageError: not (N, H, W, 3) uint8, or not N finite times in order.
         """
         if not isinstance(frames, np.ndarray):
             raise UsageError(f"frames must be an array, not a {type(frames).__name__}", hint="numpy.stack makes one")
@@ -123,16 +128,23 @@ class Clip:
 class Index:
     """The frames of a file in presentation order, and data for decoding them; made by ``probe``.
 
-    ``pts``: (N,) int64, strictly increasing, in units of ``time_base`` (seconds). ``order`` is how a frame is found: by
-    ``pts``, or by ``count`` if timestamps cannot be trusted and frames are counted as they leave the decoder; then
-    ``raw`` (N,) holds the timestamp the decoder gives each (or ``NO_PTS``). ``key_pts`` and ``key_dts`` (K,) are the
-    keyframes that can be sought. ``width`` and ``height`` are upright. ``truncated``: the file ends before the stream
-    does. ``doubts`` are reasons not to trust the simplest reading of the timestamps. ``damage`` is known missing or
-    changed data; ``origin`` the time of the first frame, even if that one is lost. ``open_start``: an H.264 stream
-    begins with a keyframe whose followers may refer to frames before it. ``suspects`` are positions next to gaps in
-    time that may be losses; decoding them decides. ``stateful``: packets carry palettes or headers for all later ones,
-    so decoding begins at the stream's start. ``pixel_aspect``: width of a coded pixel over its height. ``transfer``,
-    ``tilt`` and ``clean_aperture`` as in ``SourceFacts``.
+    Attributes:
+        time_base: unit of all timestamps, in seconds.
+        pts: (N,) int64, strictly increasing.
+        order: key by which a frame is found: its ``pts``, or its ``count`` as it leaves the decoder if timestamps
+            cannot be trusted.
+        raw: (N,) int64, the timestamp that the decoder gives each counted frame, or ``NO_PTS``.
+        key_pts, key_dts: (K,) int64, keyframes that can be sought.
+        width, height: pixels, upright.
+        truncated: the file ends before the stream does.
+        doubts: reasons not to trust the simplest reading of the timestamps.
+        damage: known missing or changed data.
+        origin: time of the first frame, even if that one is lost.
+        suspects: positions next to gaps in time that may be losses; decoding them decides.
+        open_start: an H.264 stream begins with a keyframe whose followers may refer to frames before it.
+        stateful: packets carry palettes or headers for all later ones, so decoding begins at the stream's start.
+        pixel_aspect: width of a coded pixel over its height.
+        transfer, tilt, clean_aperture: as in ``SourceFacts``.
     """
 
     path: str
@@ -204,7 +216,9 @@ class Index:
 class NotDelivered(Exception):
     """A decoder could not deliver the frames exactly; another may. Never leaves vidspec.video.
 
-    ``damaged``: the stream itself is broken there. ``position``: the first missing frame, if known.
+    Attributes:
+        damaged: the stream itself is broken there.
+        position: of the first missing frame, if known.
     """
 
     def __init__(self, reason: str, *, damaged: bool = False, position: int | None = None):

@@ -51,12 +51,10 @@ _SLACK = 0.000501
 
 
 def write_part(path: str, start: float, end: float, out: str, *, allow_damaged: bool = False) -> CutKind:
-    """Write the frames of a video from ``start`` until before ``end``, and their sound, as an MP4.
+    """Write the frames of a video from ``start`` until before ``end`` seconds, and their sound, as an MP4.
 
     Args:
-        path: the video.
-        start, end: seconds since its first frame.
-        out: the new file.
+        start, end: seconds since the first frame.
         allow_damaged: leave out frames that cannot be decoded.
 
     Raises:

@@ -128,7 +128,6 @@ class _DecodeJob:
         self.groups = deque(_groups(index, wanted) if index.order == "pts" and not index.stateful else ())
 
     def run(self) -> None:
-        """Decode all frames."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         pixels = max(1, self.index.width * self.index.height) * len(self.readings)
         workers = max(1, min(cores, len(self.groups), _MAX_DECODER_PIXELS // pixels))

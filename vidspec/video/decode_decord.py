@@ -41,7 +41,6 @@ _STRIDE = 3
 
 
 def is_available() -> bool:
-    """Return True if decord can be imported."""
     return _import_decord() is not None
 
 

@@ -139,7 +139,8 @@ def _check_jpeg(path: str) -> None:
 def _webp_durations(path: str) -> list[int]:
     """Return the milliseconds of each picture of an animated WebP; like browsers, 100 where a file says 0.
 
-    Raises VideoError if its chunks do not fill the file.
+    Raises:
+        VideoError: its chunks do not fill the file.
     """
     with open(path, "rb") as file:
         data = file.read()

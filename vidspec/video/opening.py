@@ -37,10 +37,12 @@ _OTHER_HEADS = (b"\x1aE\xdf\xa3", b"RIFF", b"FLV\x01", b"GIF8", b"\x89PNG", b"\x
 
 
 def checked_path(path: str | os.PathLike[str]) -> str:
-    """Return the path, as given, of a non-empty regular file, so that errors name it.
+    """Return the path of a non-empty regular file, as given, so that errors name it.
 
-    Raises VideoError: missing, folder, unreadable, unsupported (a device, pipe or socket: never opened, so that
-    nothing can hang) or empty.
+    Devices, pipes and sockets are never opened, so that nothing can hang.
+
+    Raises:
+        VideoError: kind missing, folder, unreadable, unsupported or empty.
     """
     name = os.fspath(path)
     if isinstance(name, bytes):
@@ -83,7 +85,6 @@ def accelerator(device: str) -> HWAccel:
 
 
 def accelerated(codec: av.CodecContext) -> bool:
-    """Return True if a codec context decodes on hardware."""
     return codec.is_hwaccel
 
 
@@ -96,7 +97,8 @@ def codec_name(codec: av.CodecContext) -> str:
 def opened(path: str, hardware: str | None = None) -> Iterator[av.container.InputContainer]:
     """Open the container of ``path`` and close it on leaving. ``hardware``: FFmpeg's name of a hardware decoder.
 
-    Raises VideoError: unreadable, not_video, truncated, unsupported or decoder. Errors of the body pass through.
+    Raises:
+        VideoError: kind unreadable, not_video, truncated, unsupported or decoder. Errors of the body pass through.
     """
     try:
         container = _container(path, hardware)
@@ -148,7 +150,8 @@ def video_streams(container: av.container.InputContainer) -> list[av.VideoStream
 def packets_of(container: av.container.InputContainer, stream: Stream) -> Iterator[av.Packet[Stream]]:
     """Yield the packets of ``stream`` from the current position, then an empty one that flushes the decoder.
 
-    Raises av.error.FFmpegError or OSError if reading fails.
+    Raises:
+        av.error.FFmpegError, OSError: reading fails.
     """
     try:
         for packet in container.demux(stream):

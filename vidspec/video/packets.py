@@ -68,10 +68,10 @@ class PacketScan:
 def read_packets(
     path: str, container: av.container.InputContainer, stream: av.VideoStream, found: DamageReport
 ) -> PacketScan:
-    """Read all packets once, up to another stream that is joined. A frame counts if all data since its keyframe is
-    intact.
+    """Read all packets once, up to a joined stream. A frame counts if all data since its keyframe are intact.
 
-    Raises VideoError: an animation of too many pictures.
+    Raises:
+        VideoError: an animation of too many pictures.
     """
     scan = PacketScan()
     begins = True  # no keyframe yet
@@ -134,7 +134,7 @@ def _mark_spots(scan: PacketScan, found: DamageReport) -> None:
 
 
 def _sort_out(scan: PacketScan) -> None:
-    """Tell decodable frames from lost ones: those that depend on broken packets, or on none that is there."""
+    """Separate decodable frames from lost ones: those that depend on broken or missing packets."""
     key: int | None = None  # keyframe that the current packets depend on; None if they have none
     lost_before = True  # True if the frames before the keyframe are lost
     damaged = False  # True if undecodable packets are due to damage, not to the stream's beginning
@@ -176,7 +176,13 @@ def hidden_packets(packets: array[int], pictures: NDArray[np.int64]) -> list[int
 def find_damage(
     packets: PacketScan, found: DamageReport, pts: NDArray[np.int64], base: Fraction | None
 ) -> tuple[int, tuple[ClipDamage, ...]]:
-    """Return the time of the first frame, lost or not, and the damage. ``base``: None if packets have no time."""
+    """Return the time of the first frame, lost or not, and the damage.
+
+    Args:
+        packets, found: of the file.
+        pts: (N,) int64, times of the frames that can be decoded.
+        base: seconds per unit of time; None if packets have no time.
+    """
     if base is None:
         if found.joined is not None:
             what = "another stream is joined to it: its clock restarts"

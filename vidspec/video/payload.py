@@ -37,8 +37,10 @@ _INTRA_ONES = b"\xff" * 16
 class PictureInspector:
     """Checks the packets of one stream.
 
-    ``codec``: by FFmpeg's name, of CODECS. ``pixels``: of a picture. ``length_size``: bytes of the length before each
-    unit of H.264 or HEVC; 0 if start codes separate them.
+    Args:
+        codec: by FFmpeg's name, of CODECS.
+        pixels: of a picture.
+        length_size: bytes of the length before each unit of H.264 or HEVC; 0 if start codes separate them.
     """
 
     codec: str
@@ -89,10 +91,10 @@ class PictureInspector:
 
 
 def check_animation(path: str, count: int, width: int, height: int) -> None:
-    """Refuse an animation that would take minutes, before a picture is decoded.
+    """Refuse an animation that would take minutes to decode.
 
     Raises:
-        VideoError: it has more pictures, or more pixels in all of them, than anybody captions.
+        VideoError: it has too many pictures, or too many pixels in all of them.
     """
     pixels = count * width * height
     if count > MAX_ANIMATED_PICTURES:

@@ -31,9 +31,10 @@ _SKIPPABLE = {"h264", "hevc", "mpeg2video", "mpeg4"}
 class DecodeMode(NamedTuple):
     """A way to decode.
 
-    ``decoder``: name of the decoder (None: FFmpeg's default), with threads for frames or for slices. ``hardware``:
-    FFmpeg's name of a hardware decoder. ``conceal``: continue after errors and fill the gaps (FFmpeg's ``ec``);
-    otherwise an error fails.
+    Attributes:
+        decoder: name of the decoder; None for FFmpeg's default, with threads for frames or for slices.
+        hardware: FFmpeg's name of a hardware decoder.
+        conceal: continue after errors and fill the gaps (FFmpeg's ``ec``); otherwise an error fails.
     """
 
     decoder: str | None = None
@@ -57,10 +58,13 @@ def decode_all(
 ) -> Iterator[av.VideoFrame | None]:
     """Yield every picture of ``packets`` in presentation order; None stands for damaged data.
 
-    After damage, pictures resume at the next keyframe, without its leading pictures. ``first_pts``: pictures before it
-    are dropped too (they depend on data before the seek). ``threads``: with one, no picture before the damage is lost;
-    with several, the decoder notices late and its pending pictures may depend on the damage. ``only``: timestamps of
-    the wanted pictures; others may be left out, and iteration ends after the last of them.
+    After damage, pictures resume at the next keyframe, without its leading pictures.
+
+    Args:
+        first_pts: pictures before it are dropped: they depend on data before the seek.
+        threads: with one, no picture before the damage is lost; with several, the decoder notices late and its pending
+            pictures may depend on the damage.
+        only: timestamps of the wanted pictures; others may be left out, and iteration ends after the last of them.
     """
     codec = _decoder(stream, reading, threads)
     careful = threads == 1
@@ -167,7 +171,6 @@ def _decoder_input(
 
 
 def _not_before(picture: av.VideoFrame, floor: int | None) -> bool:
-    """Return True if a picture is not before ``floor``."""
     return floor is None or picture.pts is None or bool(picture.pts >= floor)
 
 

@@ -109,8 +109,9 @@ def probe(path: str | os.PathLike[str]) -> Index:
 
     Takes one pass over the packets and one decoded picture.
 
-    Raises VideoError: missing, folder, unreadable, empty, not_video, no_video_stream, truncated, unsupported or
-    no_frames; for an image file damaged or memory.
+    Raises:
+        VideoError: kind missing, folder, unreadable, empty, not_video, no_video_stream, truncated, unsupported or
+            no_frames; for an image file damaged or memory.
     """
     return make_index(path, by_decoding=False)
 

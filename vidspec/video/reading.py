@@ -72,30 +72,34 @@ def read(
 ) -> Clip:
     """Read exact, upright frames of the video at ``path`` with their timestamps; an image file has one.
 
-    ``frames``: number of frames, spread evenly (``linspace(0, n - 1, frames)``, rounded) over the n frames whose
-    timestamps lie in [start, end]; all n if there are no more. 32 if neither it nor ``fps`` is given. If the frame rate
-    varies, they are spread over the time instead: the frame on screen at each moment.
-    ``fps``: the frame on screen at each of start, start + 1/fps, ... before end; repeated while it stays on screen.
-    ``start``, ``end``: seconds since the first frame of the stream; by default the whole stream.
-    ``max_pixels``: larger frames (height x width) are scaled down to it, aspect kept, antialiased.
-    ``decoder``: ``av`` (PyAV), ``decord``, ``nvdec``, ``vaapi`` or ``videotoolbox`` (PyAV on hardware), or ``auto``:
-    the cheapest that is exact and detects damage, which is PyAV in software for every file.
-    ``seek``: ``keyframes`` replaces each frame by the keyframe nearest in time, each once unless ``fps`` is given, and
-    decodes no other; if a file's timestamps do not order its frames, it acts as ``exact``.
-    ``allow_damaged``: read the intact frames of a damaged file, in their places in time, by PyAV; the clip's
-    ``facts.damage`` lists the damage.
-    ``sound``: also read this many seconds of audio at most, from the first frame to the end of the selected part. A
-    file without audio is silent; damage to it counts like damage to frames, but is only found on the way.
-    ``gpu``: number of the GPU that ``nvdec`` decodes on; the first by default.
-    ``most_bytes``: frames that would take more are scaled down as by ``max_pixels``, but to no fewer pixels than 336 x
-    336; full-size pictures held during scaling count. By default nothing is scaled for it.
-    ``check``: see ``CheckFrameCount``.
-    ``admit``: called with the pixels of a picture before the wanted ones are decoded; may wait until memory is free.
-    ``allocate``: returns the array (N, H, W, 3) that frames are written to; it is the clip's own unless damage costs
-    some.
+    Args:
+        path: a regular file.
+        frames: number of frames, spread evenly (``linspace(0, n - 1, frames)``, rounded) over the n frames whose
+            timestamps lie in [start, end]; all n if there are no more. 32 if neither it nor ``fps`` is given. If the
+            frame rate varies, they are spread over the time instead: the frame on screen at each moment.
+        fps: the frame on screen at each of start, start + 1/fps, ... before end; repeated while it stays on screen.
+        start, end: seconds since the first frame of the stream; by default the whole stream.
+        max_pixels: larger frames (height x width) are scaled down to it, aspect kept, antialiased.
+        decoder: ``av`` (PyAV), ``decord``, ``nvdec``, ``vaapi`` or ``videotoolbox`` (PyAV on hardware), or ``auto``:
+            the cheapest that is exact and detects damage, which is PyAV in software for every file.
+        seek: ``keyframes`` replaces each frame by the keyframe nearest in time, each once unless ``fps`` is given, and
+            decodes no other; if a file's timestamps do not order its frames, it acts as ``exact``.
+        allow_damaged: read the intact frames of a damaged file, in their places in time, by PyAV; the clip's
+            ``facts.damage`` lists the damage.
+        sound: also read this many seconds of audio at most, from the first frame to the end of the selected part. A
+            file without audio is silent; damage to it counts like damage to frames, but is only found on the way.
+        gpu: number of the GPU that ``nvdec`` decodes on; the first by default.
+        most_bytes: frames that would take more are scaled down as by ``max_pixels``, but to no fewer pixels than 336 x
+            336; full-size pictures held during scaling count. By default nothing is scaled for it.
+        check: see ``CheckFrameCount``.
+        admit: called with the pixels of a picture before the wanted ones are decoded; may wait until memory is free.
+        allocate: returns the array (N, H, W, 3) that frames are written to; it is the clip's own unless damage costs
+            some.
 
-    Raises UsageError for invalid arguments, and VideoError for a file that does not give these frames exactly; a frame
-    is never replaced by another. A damaged file can be read if ``start`` and ``end`` exclude the damage.
+    Raises:
+        UsageError: invalid arguments.
+        VideoError: the file does not give these frames exactly; a frame is never replaced by another. A damaged file
+            can be read if ``start`` and ``end`` exclude the damage.
     """
     wanted = _FrameSelection(
         frames,
@@ -126,7 +130,8 @@ def read_at(
 ) -> Clip:
     """Read the frames on screen at ``times``, such as some of another clip's ``timestamps``.
 
-    ``times``: seconds since the first frame of the stream, increasing, at least one. For the rest see :func:`read`.
+    Args:
+        times: seconds since the first frame of the stream, increasing, at least one. For the rest see :func:`read`.
     """
     if not len(times) or any(later < earlier for earlier, later in pairwise(times)):
         raise UsageError("times must be given, and in order")
@@ -273,7 +278,6 @@ def _require_undamaged(index: Index, wanted: _FrameSelection, start: float | Non
 
 
 def _size(index: Index, count: int, wanted: _FrameSelection) -> tuple[int, int]:
-    """Return the (width, height) of the frames to hold."""
     most = [] if wanted.max_pixels is None else [wanted.max_pixels]
     if wanted.most_bytes is not None and count:
         # Two full-size copies exist of the picture being scaled: as decoded, and upright.

@@ -73,10 +73,10 @@ def first_of_steps(times: Sequence[float], steps: int) -> Sequence[float]:
 def within(
     times: NDArray[np.float64], duration: float, start: float | None, end: float | None, *, slack: float = 0.0
 ) -> tuple[int, int]:
-    """Return the half-open range of positions whose timestamps lie in [start, end].
+    """Return the half-open range of positions whose timestamps lie in [start, end] seconds.
 
-    If none does but a frame is on screen then (a long-held frame), the range is that frame. Empty (equal bounds) if
-    nothing is shown, as from ``duration`` on.
+    A frame that stays on screen during the whole part counts. Empty (equal bounds) if nothing is shown, as from
+    ``duration`` on.
     """
     first = 0.0 if start is None else start
     last = float("inf") if end is None else end

@@ -43,7 +43,6 @@ class SpeedFigure(NamedTuple):
 
 
 def clip_sections(clip: ShownClip) -> Markup:
-    """Return all sections about a clip."""
     whole = () if clip.error is not None else (_in_short, _text, _rounds, _frames, _timeline, _speed, _counters)
     made = [section("failure", clip=clip)] if clip.error is not None else []
     made += [found for one in whole if (found := one(clip)) is not None]
@@ -128,7 +127,6 @@ def counters(clip: ShownClip) -> list[tuple[str, str, str]]:
 
 
 def facts(clip: ShownClip) -> list[tuple[str, str]]:
-    """Return facts about the run that captioned a clip."""
     record, models, video = clip.record, clip.get("models"), clip.get("video")
     size = f"{video['width']} x {video['height']}" if video.get("width") else None
     length = f"{video['duration_s']:.1f} s" if video.get("duration_s") is not None else None

@@ -171,7 +171,6 @@ class FolderTable:
 
 
 def folder_row(number: int, record: RecordMapping) -> FolderRow:
-    """Return the row of a record."""
     clip = ShownClip(record)
     captioned = clip.error is None
     state = {"loop": "ends in a loop", "length": "cut off"}.get(record.get("ended") or "", "captioned")

@@ -66,7 +66,6 @@ class Page:
     policy: str = ALONE
 
     def render(self) -> str:
-        """Return the page as HTML."""
         return _environment().get_template("page.html").render(page=self, alone=self.policy == ALONE)
 
 

@@ -55,7 +55,7 @@ def write(
         decoder, allow_damaged: as clips were read.
 
     Returns:
-        Errors of reading frames again; the page is written all the same and mentions them.
+        Errors of reading frames again; the page is written anyway and mentions them.
 
     Raises:
         OutputError: it cannot be written.

@@ -25,8 +25,7 @@ class ReviewRow:
     Attributes:
         number: from 1.
         name: path of the clip.
-        file: path of its caption file.
-        state: of the file.
+        file: path of its caption file; ``state`` is that file's.
         text: the caption; None if it cannot be shown.
         version: of the file, by which a save notices that it has changed.
         source: address of the video, seen from the page.
@@ -93,7 +92,6 @@ def render_review(rows: Sequence[ReviewRow], states: Mapping[str, str], title: s
     Args:
         rows: all clips; those beyond :data:`MAX_ROWS` are only counted.
         states: meaning of each state.
-        title: of the page.
         live: True if a server answers the page, which then can save and caption again.
     """
     counts = Counter(row.state for row in rows)

@@ -75,7 +75,7 @@ VEILED = "Grey covers the visual tokens that the draft did not see; a line surro
 
 
 def demo(of: int, captions: int) -> str:
-    """Return a note if ``of`` of the captions are by the built-in models; empty if none are."""
+    """Return a note that ``of`` of the captions are by the built-in models; empty if none are."""
     if not of:
         return ""
     whose = (

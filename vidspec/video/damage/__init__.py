@@ -1,12 +1,11 @@
 """Finds missing or changed data in a file from its container's redundancy. Decodes nothing, opens no stream.
 
 Transport streams number their packets, Matroska nests elements of stated sizes with CRCs, AVI, FLV and MP4 chain chunks
-of stated sizes. None of them has a checksum of everything:
-changes inside a compressed picture show in its bytes (``payload``) or when it is decoded (``pictures``), and not
-always.
+of stated sizes. No container has a checksum of everything: changes inside a compressed picture show in its bytes
+(``payload``) or when it is decoded (``pictures``), and not always.
 
-Each known container is one function in its own file: bytes and the video stream's number in, ``DamageReport`` out.
-``spans`` converts that to times.
+Each container is one function in its own file, from bytes and the video stream's number to a ``DamageReport``.
+:func:`damages` converts that to times.
 """
 
 from __future__ import annotations

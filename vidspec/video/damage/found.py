@@ -7,9 +7,12 @@ from typing import NamedTuple
 
 
 class DamageSpot(NamedTuple):
-    """One defect: ``what`` it is, and the byte ``at`` which it was noticed (None: in the file's index).
+    """One defect.
 
-    ``end``: it lies before this byte, if it is not at ``at`` alone.
+    Attributes:
+        what: description for a message.
+        at: byte at which it was noticed; None if in the file's index.
+        end: byte before which it lies, if it is not at ``at`` alone.
     """
 
     at: int | None
@@ -21,9 +24,12 @@ class DamageSpot(NamedTuple):
 class DamageReport:
     """Result of examining a container.
 
-    ``spots``: in the file's order. ``hints``: signs that bytes are missing, though none of the video's own; with a gap
-    in time they are damage. ``ends_early``: the end of the file is cut off; None if unknown. ``joined``: the byte at
-    which another stream, with its own clock, follows the first. ``appended``: another film follows that is not read.
+    Attributes:
+        spots: defects, in the file's order.
+        hints: bytes at which something other than video is missing; together with a gap in time they are damage.
+        ends_early: True if the end of the file is cut off; None if unknown.
+        joined: byte at which another stream, with its own clock, follows the first.
+        appended: another film follows that is not read.
     """
 
     spots: tuple[DamageSpot, ...] = ()

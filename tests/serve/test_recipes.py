@@ -10,13 +10,14 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from contextlib import suppress
 
 import httpx
 import pytest
 
 from tests.serve.servers import asked, data_url
-from tests.test_readme import PAGES
+from tests.test_readme import PAGES, ROOT
 from vidspec.embedded.samples import shipped
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="SLURM, systemd and Docker run Linux")
@@ -84,9 +85,12 @@ def test_a_unit_of_systemd(tmp_path):
 
 def test_the_lines_of_a_dockerfile():
     lines = recipe("dockerfile", "FROM").splitlines()
-    known = {"FROM", "COPY", "RUN", "USER", "ENV", "VOLUME", "CMD"}
-    assert {line.split()[0] for line in lines} <= known and lines[0].startswith("FROM ")
-    assert json.loads(lines[-1].removeprefix("CMD "))[0] == "vidspec"
+    assert {line.split()[0] for line in lines} <= {"FROM", "RUN", "USER", "EXPOSE", "ENTRYPOINT"}
+    image, base = lines[0].removeprefix("FROM "), (ROOT / "Dockerfile.cuda").read_text()
+    assert f"--tag {image} ." in base and "useradd --create-home vidspec" in base and "gcc" in base
+    serve = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["serve"]
+    assert all(re.split("[<>=]", one)[0] in lines[2].split() for one in serve)
+    assert json.loads(lines[-1].removeprefix("ENTRYPOINT "))[0] == "vidspec"
     for line in lines:
         if line.startswith("RUN "):
             subprocess.run(["bash", "-n", "-c", line.removeprefix("RUN ")], check=True)
@@ -99,7 +103,7 @@ def test_the_command_of_a_service(kind, tmp_path):
     if kind == "systemd":
         words = shlex.split(re.search("ExecStart=(.*)", recipe("ini", "ExecStart"))[1].replace("%d", str(tmp_path)))
     else:
-        words = json.loads(recipe("dockerfile", "FROM").splitlines()[-1].removeprefix("CMD "))
+        words = json.loads(recipe("dockerfile", "FROM").splitlines()[-1].removeprefix("ENTRYPOINT "))
         words[-1] = words[-1].replace("/run/secrets", str(tmp_path))
     assert words[0].endswith("vidspec")
     port = free_port()

@@ -32,13 +32,14 @@ from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.decoding.many import ReadAhead
 from vidspec.engine.device import synchroniser
+from vidspec.errors import VidspecError
 from vidspec.events.events import Finished
 from vidspec.models.loading import embedded_folder
 from vidspec.models.placement import resolve_placement
 from vidspec.models.request import CaptionRequest
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.training.head import SharedWeights, TrainedBlocks
-from vidspec.training.states import CaptionedClip, StatesFile, write_states
+from vidspec.training.states import CaptionedClip, StatesFolder, write_states
 from vidspec.training.steps import HeadTraining, TrainingLimits
 from vidspec.video import Clip
 
@@ -227,12 +228,9 @@ def measure_training(plan: RecordsPlan, device: torch.device, dtype: torch.dtype
         model, wait = published_model(plan, device, dtype), synchroniser(device)
         clips = _captions(plan, model)
         head = TrainedBlocks.new(model, SharedWeights.of(model), 2, 0)
-        stored = torch.float16 if dtype is torch.float32 else dtype
-        file = StatesFile(Path(folder), len(head.taps), head.decoder.hidden, stored)
-        begun, unreadable = time.perf_counter(), list[Exception]()
-        for _ in write_states(
-            model, clips, file, head.taps, one_axis=head.one_axis, unreadable=lambda _, error: unreadable.append(error)
-        ):
+        file = StatesFolder(Path(folder), head.taps, head.hidden, dtype, one_axis=head.one_axis)
+        begun, unreadable = time.perf_counter(), list[VidspecError]()
+        for _ in write_states(model, clips, file, unreadable):
             pass
         if unreadable:
             raise unreadable[0]

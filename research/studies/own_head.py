@@ -3,11 +3,11 @@
 ``costs`` prints what training takes for published shapes, computed. The others train with ``vidspec.training`` on
 captions that a target wrote, measure on clips never trained on, and print a row of a table for each, which ``--out``
 collects as JSON lines; the same command continues. ``drawn``: the built-in target without its shipped head, over
-numbers of clips. ``brief``: the same with a prompt of another style. ``again``: heads of ``drawn``, measured once more.
-``tuned``: the same target with noise in its weights, begun with the shipped head and anew. ``language``: the target of
-:mod:`research.realtext`, over numbers of captions. Heads stay in ``--folder``;
-``research.studies.real_language --head``
-measures them beside lookup. Speeds count on a machine that does nothing else; ``--counters`` leaves them out.
+numbers of clips. ``brief``: the same with a prompt of another style. ``again``: heads of ``drawn``, or of the files of
+captions that ``--captions`` names, measured once more. ``tuned``: the same target with noise in its weights, begun with
+the shipped head and anew. ``language``: the target of :mod:`research.realtext`, over numbers of captions. Heads stay in
+``--folder``; ``research.studies.real_language --head`` measures them beside lookup. Speeds count on a machine that does
+nothing else; ``--counters`` leaves them out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from research.realtext import PROMPT, build, subjects
 from research.world.samples import draw
 from vidspec.bench.tables import table
 from vidspec.embedded.samples import shipped
-from vidspec.errors import VidspecError
+from vidspec.errors import UsageError, VidspecError
 from vidspec.models.loading import embedded_folder
 from vidspec.runs.store.places import read_captions
 from vidspec.training.captions import learnable_captions
@@ -142,7 +142,7 @@ def trained(
 ) -> OwnHeadRow:
     """Train a head on captions, and return its row."""
     best, seconds, curve = 0.0, 0.0, list[tuple[float, float]]()
-    out = captions.with_name(f"head-{captions.stem}{'' if begin is None else '-from'}")
+    out = head_of(captions, begin)
     shutil.rmtree(out, ignore_errors=True)  # of an earlier run of the study
     for event in vidspec.train(captions, minutes=minutes, begin=begin, out=out):
         if isinstance(event, StepsProgress):
@@ -155,12 +155,24 @@ def trained(
     return replace(row, curve=tuple(curve))
 
 
-def measured_again(captions: Path, counters: bool) -> OwnHeadRow:
-    """Measure the head of captions once more on those that it was not trained on, and return its row."""
-    found = learnable_captions(read_captions([captions]), None, str(captions))
-    head, held_out = captions.with_name(f"head-{captions.stem}"), hold_out(found.clips)[1]
-    measured = [*measure_head(head, found.profile, held_out, lambda clip, error: print(clip.name, error))]
-    return row_of("drawn, again", captions, measured, None, None, counters=counters)
+def measured_again(captions: Path, *, counters: bool) -> Iterator[OwnHeadRow]:
+    """Measure the heads of captions once more on those that they were not trained on, and yield their rows.
+
+    Raises:
+        UsageError: there are none beside the captions.
+    """
+    heads = [head for head in (head_of(captions), head_of(captions, "begun")) if head.is_dir()]
+    if not heads:
+        raise UsageError(f"{captions}: there is no {head_of(captions)}", hint="train it first")
+    found = learnable_captions(read_captions([captions]), None, [captions])
+    for head in heads:
+        measured = [*measure_head(head, found.profile, hold_out(found.clips)[1], [])]
+        yield row_of(f"{head.name}, again", captions, measured, None, None, counters=counters)
+
+
+def head_of(captions: Path, begin: str | None = None) -> Path:
+    """Return the folder of the head of captions, begun with another head or anew."""
+    return captions.with_name(f"head-{captions.stem}{'' if begin is None else '-from'}")
 
 
 def row_of(
@@ -191,8 +203,8 @@ def rows(args: argparse.Namespace) -> Iterator[OwnHeadRow]:
         return
     shipped_target = embedded_folder("embedded-qwen", "target")
     if args.study == "again":
-        for count in args.clips:
-            yield measured_again(folder / f"captions-{count}.jsonl", args.counters)
+        for file in args.captions or [folder / f"captions-{count}.jsonl" for count in args.clips]:
+            yield from measured_again(file, counters=args.counters)
         return
     if args.study == "drawn":
         for count in args.clips:
@@ -234,6 +246,7 @@ def main(args: Sequence[str] | None = None) -> int:
     parser.add_argument("study", choices=("costs", "drawn", "brief", "again", "tuned", "language"))
     parser.add_argument("--folder", type=Path, default=Path(".cache/own-head"), help="of clips and captions")
     parser.add_argument("--clips", type=lambda text: tuple(map(int, text.split(","))), default=CLIPS)
+    parser.add_argument("--captions", type=Path, nargs="+", help="of heads to measure again, in place of --clips")
     parser.add_argument("--minutes", type=float, default=15.0, help="of training, each")
     parser.add_argument("--counters", action="store_true", help="leave speeds out")
     parser.add_argument("--out", type=Path, help="append each row as a line of JSON")

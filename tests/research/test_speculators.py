@@ -102,7 +102,7 @@ def test_a_head_that_training_writes_computes_the_same(tmp_path, monkeypatch):
     for tensor in head.parts:
         if not tensor.any():  # parts that begin without effect
             tensor.normal_(generator=rng)
-    head.save(tmp_path, head.tensors, torch.float32)
+    head.save(tmp_path, head.tensors)
     tokens = torch.randint(target.vocabulary, (BLOCK + 1,), generator=rng)
     rows, width = ROWS + BLOCK, len(head.taps) * head.decoder.hidden
     states = torch.randn(rows, width, generator=rng)

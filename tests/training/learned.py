@@ -11,8 +11,8 @@ from vidspec.models import dflash
 from vidspec.models.placement import resolve_placement
 from vidspec.models.request import CaptionRequest
 from vidspec.models.video_language_model import VideoLanguageModel
-from vidspec.training.head import SharedWeights, TrainedBlocks
-from vidspec.training.states import CaptionedClip, StatesFile, write_states
+from vidspec.training.head import SharedWeights, TrainedBlocks, TrainedHead
+from vidspec.training.states import CaptionedClip, StatesFolder, write_states
 from vidspec.training.steps import HeadTraining, TrainingLimits
 
 PLACE = resolve_placement("cpu", "float32")
@@ -39,12 +39,10 @@ def captioned(target: VideoLanguageModel, count: int = COUNT) -> list[CaptionedC
     ]
 
 
-def states_of(target: VideoLanguageModel, head: TrainedBlocks, clips: list[CaptionedClip], folder: Path) -> StatesFile:
-    import torch
-
-    file = StatesFile(folder, len(head.taps), head.decoder.hidden, torch.float16)
+def states_of(target: VideoLanguageModel, head: TrainedHead, clips: list[CaptionedClip], folder: Path) -> StatesFolder:
+    file = StatesFolder(folder, head.taps, head.hidden, target.dtype, one_axis=head.one_axis)
     folder.mkdir(exist_ok=True)
-    for _ in write_states(target, clips, file, head.taps, one_axis=head.one_axis, unreadable=lambda *_: None):
+    for _ in write_states(target, clips, file, []):
         pass
     return file
 

@@ -14,7 +14,7 @@ from vidspec.models import dflash
 from vidspec.models.placement import resolve_placement
 from vidspec.training import states
 from vidspec.training.head import SharedWeights, TrainedBlocks
-from vidspec.training.states import StatesFile, write_states
+from vidspec.training.states import StatesFolder, write_states
 
 PLACE = resolve_placement("cpu", "float32")
 
@@ -26,15 +26,19 @@ def small():
     return target, TrainedBlocks.new(target, SharedWeights.of(target), 1, 0), captioned(target, 3)
 
 
-def written(target, clips, file, head):
-    return write_states(target, clips, file, head.taps, one_axis=head.one_axis, unreadable=lambda *_: None)
+def written(target, clips, file):
+    return write_states(target, clips, file, [])
+
+
+def folder_of(folder, head):
+    return StatesFolder(folder, head.taps, head.hidden, torch.float32, one_axis=head.one_axis)
 
 
 def test_states_are_those_that_the_head_reads_when_it_drafts(small, tmp_path, monkeypatch):
     """Context rows, their positions and the block's first position, to the precision of the file."""
     target, head, clips = small
     text = states_of(target, head, clips, tmp_path).read(clips[1].key)
-    head.save(tmp_path / "head", head.tensors, torch.float32)
+    head.save(tmp_path / "head", head.tensors)
     loaded = dflash.load_block_head(str(tmp_path / "head"), target, PLACE)
     drafting = captioner(target, "sparrow", loaded, **{"draft.gamma": 4})
     seen, places, following = [], [], []
@@ -66,17 +70,14 @@ def test_final_states_give_the_next_token(small, tmp_path):
         assert chosen.tolist() == list(clip.tokens[1:])
 
 
-def test_what_a_crash_cut_off_is_written_again(small, tmp_path):
+def test_captions_that_a_killed_process_had_not_written_are_written_later(small, tmp_path):
     target, head, clips = small
     file = states_of(target, head, clips, tmp_path)
     whole = {clip.key: file.read(clip.key).states.clone() for clip in clips}
-    index, numbers = tmp_path / "states.jsonl", tmp_path / "states.bin"
-    lines = index.read_bytes().splitlines(keepends=True)
-    index.write_bytes(b"".join(lines[:-1]) + lines[-1][:20])
-    numbers.write_bytes(numbers.read_bytes()[:-100])
-    again = StatesFile(tmp_path, len(head.taps), head.decoder.hidden, torch.float16)
+    max(tmp_path.glob("*.states")).rename(tmp_path / ".cut-off.part")
+    again = folder_of(tmp_path, head)
     assert len(again) == 2
-    assert [*written(target, clips, again, head)] == [3]
+    assert [*written(target, clips, again)] == [3]
     assert all(torch.equal(again.read(key).states, values) for key, values in whole.items())
 
 
@@ -85,23 +86,23 @@ def test_captions_of_weights_that_have_changed_since_are_refused_by_name(small, 
     monkeypatch.setattr(states, "KNOWN", 60)
     changed = {clip.key: [token + (at % 4 == 1) for at, token in enumerate(clip.tokens)] for clip in clips}
     others = [replace(clip, tokens=tuple(changed[clip.key])) for clip in clips]
-    file = StatesFile(tmp_path, len(head.taps), head.decoder.hidden, torch.float16)
+    file = folder_of(tmp_path, head)
     with pytest.raises(ModelError, match=f"{target.name}: did not write these captions: .*weights have changed since"):
-        [*written(target, others, file, head)]
+        [*written(target, others, file)]
     sampled = [replace(clip, greedy=False) for clip in others]
-    assert [*written(target, sampled, file, head)] == [3]
+    assert [*written(target, sampled, file)] == [3]
 
 
 def test_a_full_disk_is_one_line_that_says_how_to_go_on(small, tmp_path, monkeypatch):
     target, head, clips = small
-    file = StatesFile(tmp_path / "missing", len(head.taps), head.decoder.hidden, torch.float16)
+    file = folder_of(tmp_path / "missing", head)
 
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("vidspec.training.states.open_own", full)
-    with pytest.raises(OutputError, match=r"states\.bin: cannot be written: No space left on device") as raised:
-        [*written(target, clips, file, head)]
+    monkeypatch.setattr("vidspec.files.open_own", full)
+    with pytest.raises(OutputError, match=r"missing: cannot be written: .*No space left on device") as raised:
+        [*written(target, clips, file)]
     assert "it continues" in raised.value.hint
 
 
@@ -111,15 +112,7 @@ def test_clips_that_cannot_be_read_any_more_are_left_out(small, tmp_path):
         replace(clips[0].request, path="/none.mp4", clip=None),
         captioner(target, "ar").client.profile.video,
     )
-    lost, told = replace(clips[0], key="lost", request=request, video=video), []
-    file = StatesFile(tmp_path, len(head.taps), head.decoder.hidden, torch.float16)
-    done = write_states(
-        target,
-        [lost, *clips],
-        file,
-        head.taps,
-        one_axis=True,
-        unreadable=lambda clip, error: told.append((clip.key, type(error))),
-    )
-    assert [*done] == [4] and len(file) == 3
-    assert told == [("lost", VideoError)]
+    lost, unreadable = replace(clips[0], key="lost", name="0", request=request, video=video), []
+    file = folder_of(tmp_path, head)
+    assert [*write_states(target, [*clips, lost], file, unreadable)] == [4] and len(file) == 3
+    assert [(type(one), one.message) for one in unreadable] == [(VideoError, "/none.mp4: no such file")]

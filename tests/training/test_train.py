@@ -7,6 +7,11 @@ from itertools import islice
 import pytest
 
 from tests.checkpoints import checkpoint
+from tests.checkpoints import eagle3 as heads
+from tests.checkpoints.qwen import QWEN25, QwenKind
+from tests.checkpoints.readable import SIZE, tokenizer
+from vidspec.config.user_config import UserConfig
+from vidspec.decoding.default_profile import resolve_profile
 from vidspec.embedded.samples import shipped
 from vidspec.errors import UsageError
 from vidspec.models import own_heads
@@ -42,6 +47,21 @@ def test_fewer_captions_than_a_head_learns_from_are_refused(caption_lines, user_
     )
     with pytest.raises(Exception, match="20 captions that one target wrote, and a head learns from 50 or more"):
         train(few)
+
+
+@pytest.mark.full
+def test_an_eagle3_head_is_continued_and_kept_by_its_kind(caption_lines, user_cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(own_heads, "LEAST_GAIN", 0.0)
+    target = str(checkpoint("readable"))
+    words, hidden = len(tokenizer()), SIZE.hidden
+    config = heads.config(QwenKind(QWEN25), hidden_size=hidden, vocab_size=words + 5, rope_scaling=None)
+    head = heads.save(tmp_path / "begun", config, heads.layout(hidden, words, 5))
+    ended = [*train(caption_lines, begin=str(head), steps=20, out=tmp_path / "head")][-1]
+    assert isinstance(ended, Trained) and ended.kept is not None and ended.kept.kind == "eagle3"
+    assert all(one.drafted.token_ids == one.plain.token_ids for one in ended.measured)
+    profile = resolve_profile(None, {"models.target": target}, UserConfig(tmp_path / "none.yaml")).profile
+    assert (profile.draft.kind, profile.models.draft) == ("eagle3", str(ended.kept.folder))
+    assert json.loads((tmp_path / "head" / "config.json").read_text())["architectures"] == ["LlamaForCausalLMEagle3"]
 
 
 @pytest.mark.full

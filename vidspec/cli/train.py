@@ -36,7 +36,7 @@ def train(
         typer.Option(
             "--from",
             metavar="HEAD",
-            help="Begin with this block head, a hub id or folder; its layout stays.",
+            help="Begin with this head, a block or an EAGLE-3 one, a hub id or folder; its layout stays.",
             show_default="the target's last blocks",
         ),
     ] = None,
@@ -125,6 +125,9 @@ class _Bars:
             self._advance("captioning clips", event.number, None)
         elif isinstance(event, StatesProgress):
             self._advance("reading captions", event.done, event.total)
+            if event.done == event.total and event.unreadable:
+                count, first = len(event.unreadable), event.unreadable[0].message
+                print_note(f"{count} captions are left out, as their clips cannot be read; the first: {first}")
         elif isinstance(event, StepsProgress):
             tau = "" if event.tau is None else f", {event.tau:.2f} tokens a round"
             self._advance(f"training: loss {event.loss:.2f}{tau}", event.seconds, event.seconds + event.left)

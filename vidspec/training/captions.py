@@ -6,18 +6,24 @@ Token ids come from the records, which have them in every format that is read.
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from vidspec.config import profiles
 from vidspec.config.schema import Profile
 from vidspec.decoding.setup import PLAIN_DECODING
-from vidspec.errors import ProfileError, UsageError
+from vidspec.errors import ProfileError, UsageError, VidspecError
+from vidspec.events.record import RecordDict
 from vidspec.models.loading import embedded_folder
-from vidspec.models.request import CaptionRequest
+from vidspec.models.request import CaptionRequest, DialogueTurn
+from vidspec.runs.job import Job, MemberSource
+from vidspec.runs.sources.base import is_shard, shard_members
 from vidspec.runs.store.caption_set import CaptionEntry, CaptionSet
+from vidspec.runs.store.records import raw_caption
 from vidspec.training.states import CaptionedClip
 
 __all__ = ["FEWEST", "LearnableCaptions", "learnable_captions"]
@@ -43,24 +49,9 @@ class LearnableCaptions:
     prompts: int
 
 
-@dataclass(frozen=True)
-class _TargetKey:
-    """Names of a target and of the LoRA merged into it."""
-
-    target: str
-    adapter: str | None
-
-    @classmethod
-    def of(cls, models: Mapping[str, Any]) -> _TargetKey:
-        pair, target = models.get("pair"), models.get("target")
-        return cls(str(embedded_folder(pair, "target")) if pair is not None else str(target), models.get("adapter"))
-
-    def is_named(self, name: str) -> bool:
-        """Return True if a user means this target."""
-        return name == self.target or os.path.abspath(name) == os.path.abspath(self.target)
-
-
-def learnable_captions(captions: CaptionSet, target: str | None = None, places: str = "") -> LearnableCaptions:
+def learnable_captions(
+    captions: CaptionSet, target: str | None = None, places: Sequence[Path] = ()
+) -> LearnableCaptions:
     """Return the captions that a target wrote.
 
     Args:
@@ -71,62 +62,78 @@ def learnable_captions(captions: CaptionSet, target: str | None = None, places: 
     Raises:
         UsageError: there are fewer than :data:`FEWEST`.
     """
-    left_out, of_targets = Counter[str](), dict[_TargetKey, list[tuple[CaptionEntry, Profile]]]()
-    read: dict[int, Profile | None] = {}  # by description of a run, which entries share
+    left_out, of_targets = Counter[str](), defaultdict[_Target, list[CaptionEntry]](list)
     for entry in captions:
         if (reason := _refusal(entry)) is not None:
             left_out[reason] += 1
-            continue
-        assert entry.run is not None
-        if id(entry.run) not in read:
-            read[id(entry.run)] = _profile_of(entry.run.profile)
-        profile = read[id(entry.run)]
-        if profile is None:
-            left_out["of a profile that this version does not read"] += 1
-            continue
-        of_targets.setdefault(_TargetKey.of(entry.run.profile["models"]), []).append((entry, profile))  # type: ignore[arg-type]
-    fitting = [key for key in of_targets if target is None or key.is_named(target)]
-    chosen = max(fitting, key=lambda key: len(of_targets[key]), default=None)
-    others = sum(len(entries) for key, entries in of_targets.items() if key != chosen)
-    left_out.update({"of another target": others} if others else {})
-    found = of_targets[chosen] if chosen is not None else []
-    if len(found) < FEWEST:
-        told = "".join(f"; left out are {count} {reason}" for reason, count in left_out.items())
-        wrote = f" that {target} wrote" if target is not None else " that one target wrote"
+        elif entry.run is not None:
+            of_targets[_target_of(entry.run.profile["models"])].append(entry)
+    fitting = [key for key in of_targets if target is None or _same_name(target, key[0])]
+    name, adapter = max(fitting, key=lambda key: len(of_targets[key]), default=("", None))
+    found = of_targets.pop((name, adapter), [])
+    left_out["of another target"] = sum(map(len, of_targets.values()))
+    clips, profile = _clips(found, left_out)
+    if profile is None or len(clips) < FEWEST:
+        told = "".join(f"; left out are {count} {reason}" for reason, count in left_out.items() if count)
+        wrote = f" that {target or 'one target'} wrote"
         raise UsageError(
-            f"{places or 'the captions'}: {len(found)} captions{wrote}, and a head learns from {FEWEST} or more{told}",
+            f"{', '.join(map(str, places)) or 'the captions'}: {len(clips)} captions{wrote}, and a head learns from "
+            f"{FEWEST} or more{told}",
             hint="caption more clips; 300 to 5,000 are usual",
         )
-    assert chosen is not None
-    plain = {"name": "ar", "models.pair": None, "models.target": chosen.target, "models.draft": None}
-    profile = profiles.override(found[-1][1], {**PLAIN_DECODING, **plain})
-    clips = [_clip(*one) for one in sorted(found, key=lambda one: (one[0].path, one[0].start))]
-    return LearnableCaptions(clips, profile, left_out, len({clip.request.prompt for clip in clips}))
+    plain = {"name": "ar", "models.pair": None, "models.target": name, "models.draft": None}
+    profile = profiles.override(profile, {**PLAIN_DECODING, **plain})
+    return LearnableCaptions(clips, profile, +left_out, len({clip.request.prompt for clip in clips}))
+
+
+#: Name of a target, and of the LoRA merged into it.
+_Target: TypeAlias = tuple[str, str | None]
+
+
+def _target_of(models: Any) -> _Target:
+    pair = models.get("pair")
+    return str(models.get("target") if pair is None else embedded_folder(pair, "target")), models.get("adapter")
+
+
+def _same_name(one: str, other: str) -> bool:
+    return one == other or os.path.abspath(one) == os.path.abspath(other)
 
 
 def _refusal(entry: CaptionEntry) -> str | None:
     """Return why a caption is not learned from, as words after a number; None if it may be."""
-    record, run = entry.record, entry.run
-    if entry.state in ("failed", "missing") or (record is not None and record.get("error") is not None):
-        return "without a caption"
-    if entry.state == "edited":
-        return "edited since"
-    if entry.state == "foreign" or record is None:
-        return "written by no run"
-    if entry.state == "superseded":
-        return "of clips that have changed since"
-    if run is None:
-        return "whose run is not known, as before version 0.5.0 or without the hidden file beside them"
-    if record.get("lossless") is False:
-        return "of a profile that is not lossless"
-    if len(record.get("token_ids") or ()) < 2:
-        return "of less than two tokens"
-    question = record.get("question") or {}
-    if question.get("kind") == "turn" and question.get("index"):
-        return "that answer earlier answers"
-    if run.spec.get("context") and entry.segment:
-        return "that quote the caption before"
-    return None
+    record, run = entry.record or {}, entry.run
+    reasons = {
+        "without a caption": entry.state in ("failed", "missing") or record.get("error") is not None,
+        "edited since": entry.state == "edited",
+        "written by no run": entry.state == "foreign" or not record,
+        "of clips that have changed since": entry.state == "superseded",
+        "whose run is not known, as before version 0.5.0 or without the hidden file beside them": run is None,
+        "of a profile that is not lossless": record.get("lossless") is False,
+        "of less than two tokens": len(record.get("token_ids") or ()) < 2,
+        "that quote the caption before": run is not None and bool(run.spec.get("context")) and bool(entry.segment),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _clips(entries: list[CaptionEntry], left_out: Counter[str]) -> tuple[list[CaptionedClip], Profile | None]:
+    """Return captions with what was asked, and the profile of the last run; counts those that are left out."""
+    clips, members, turns = list[CaptionedClip](), _ShardMembers(), defaultdict[str, list[DialogueTurn]](list)
+    known, profile = dict[int, Profile | None](), None  # by description of a run, which entries share
+    for entry in sorted(entries, key=lambda one: (one.path, one.start, one.segment or 0)):
+        assert entry.run is not None and entry.record is not None
+        if id(entry.run) not in known:
+            known[id(entry.run)] = _profile_of(entry.run.profile)
+        own, question = known[id(entry.run)], entry.record.get("question") or {}
+        earlier = turns[f"{entry.clip} {entry.record['job']['settings']}"] if question.get("kind") == "turn" else []
+        if own is None:
+            left_out["of a profile that this version does not read"] += 1
+        elif question.get("kind") == "turn" and question["index"] != len(earlier):
+            left_out["after answers that are left out"] += 1
+        else:
+            profile = own
+            clips.append(_clip(entry, entry.record, own, members.source(entry), tuple(earlier)))
+            earlier.append(DialogueTurn(clips[-1].request.prompt or "", raw_caption(entry.record) or ""))
+    return clips, profile
 
 
 def _profile_of(described: Mapping[str, object]) -> Profile | None:
@@ -136,14 +143,41 @@ def _profile_of(described: Mapping[str, object]) -> Profile | None:
         return None
 
 
-def _clip(entry: CaptionEntry, profile: Profile) -> CaptionedClip:
-    assert entry.record is not None
-    record, generate = entry.record, profile.generate
-    job = {**record, **record["job"]}
-    question = record.get("question") or {}
-    prompt = question.get("prompt") or job.get("prompt") or generate.prompt
-    request = CaptionRequest(entry.path, None, str(prompt), generate.system, start=job.get("start"), end=job.get("end"))
-    changes = (generate.temperature, generate.json_schema, generate.repetition_penalty != 1, generate.no_repeat_ngram)
+def _clip(
+    entry: CaptionEntry,
+    record: RecordDict,
+    profile: Profile,
+    source: MemberSource | None,
+    earlier: tuple[DialogueTurn, ...],
+) -> CaptionedClip:
+    job, generate = {**record, **record["job"]}, profile.generate
+    prompt = str((record.get("question") or {}).get("prompt") or job.get("prompt") or generate.prompt)
+    start, end = job.get("start"), job.get("end")
+    request = CaptionRequest(entry.path, None, prompt, generate.system, start=start, end=end, earlier=earlier)
+    greedy = not (generate.temperature or generate.json_schema or generate.no_repeat_ngram)
     named = entry.path if job.get("id") is None else f"{entry.path}\n{job['id']}"
-    key = f"{entry.clip} {job['settings']} {entry.segment}"
-    return CaptionedClip(key, named, request, profile.video, tuple(record["token_ids"]), greedy=not any(changes))
+    key, tokens = f"{entry.clip} {job['settings']} {entry.segment}", tuple(record["token_ids"])
+    return CaptionedClip(
+        key, named, request, profile.video, tokens, greedy and generate.repetition_penalty == 1, source
+    )
+
+
+class _ShardMembers:
+    """Places of clips in shards, each of which is listed once."""
+
+    def __init__(self) -> None:
+        self._members: dict[tuple[str, object], dict[str, MemberSource | None]] = {}
+
+    def source(self, entry: CaptionEntry) -> MemberSource | None:
+        """Return the place of a clip in its shard; None for a file, or if it is not there any more."""
+        above = (str(path) for path in Path(entry.path).parents if path.is_file())
+        shard = None if os.path.lexists(entry.path) else next(filter(is_shard, above), None)
+        if shard is None:
+            return None
+        column = None if entry.run is None else entry.run.spec.get("column")
+        if (shard, column) not in self._members:
+            jobs = list[Job]()
+            with suppress(VidspecError):  # each of its clips says that it is missing
+                jobs = shard_members(Job(shard), None if column is None else str(column))
+            self._members[shard, column] = {job.path: job.source for job in jobs}
+        return self._members[shard, column].get(entry.path)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,11 +11,12 @@ from vidspec.captioner import Captioner
 from vidspec.display.pages.clip import ShownClip
 from vidspec.display.pages.clip_sections import clip_sections
 from vidspec.display.pages.page import Page, section
-from vidspec.errors import GenerationError, VideoError
+from vidspec.errors import GenerationError, VideoError, VidspecError
 from vidspec.events.events import Finished, Restarted, Round
 from vidspec.events.record import Caption
 from vidspec.files import write_whole
 from vidspec.models.request import CaptionRequest
+from vidspec.runs.sources.base import ClipOpener
 from vidspec.runs.ties import is_near_tie
 from vidspec.training.states import CaptionedClip
 
@@ -70,24 +72,18 @@ class HeadEvaluation:
     @classmethod
     def of(cls, measured: Sequence[MeasuredClip]) -> HeadEvaluation:
         """Return the evaluation over one or more measured clips."""
-        lengths, tokens, passes = list[int](), 0, 0
-        for one in measured:
-            counters = one.drafted.counters
-            lengths += counters["accepted_lengths"]
-            tokens += counters["emitted"] - 1
-            passes += counters["target_forwards"]
+        counters = [one.drafted.counters for one in measured]
+        lengths = [length for one in counters for length in one["accepted_lengths"]]
+        tau = sum(one["emitted"] - 1 for one in counters) / max(1, sum(one["target_forwards"] for one in counters))
 
         def gain(key: str) -> float:
-            plain, drafted = (
-                sum(caption.timings[key] for caption in captions)
-                for captions in ([one.plain for one in measured], [one.drafted for one in measured])
-            )
+            plain, drafted = (sum(getattr(one, by).timings[key] for one in measured) for by in ("plain", "drafted"))
             return plain / drafted if drafted else 1.0
 
         most, windows = max(lengths, default=0), max(1, len(lengths))
         reached = tuple(sum(length >= at for length in lengths) / windows for at in range(1, most + 1))
         ties = sum(one.near_tie for one in measured)
-        return cls(len(measured), tokens / max(1, passes), reached, gain("decode"), gain("end_to_end"), ties)
+        return cls(len(measured), tau, reached, gain("decode"), gain("end_to_end"), ties)
 
     def __str__(self) -> str:
         ties = f", {self.near_ties} of them with a near-tie" if self.near_ties else ""
@@ -98,61 +94,53 @@ class HeadEvaluation:
 
 
 def measure(
-    captioner: Captioner,
-    clips: Sequence[CaptionedClip],
-    unreadable: Callable[[CaptionedClip, Exception], None],
+    captioner: Captioner, clips: Sequence[CaptionedClip], unreadable: list[VidspecError]
 ) -> Iterator[MeasuredClip]:
     """Caption clips with the head and by plain decoding, in turns; yields each.
 
     Args:
         captioner: drafts with the head.
         clips: not trained on.
-        unreadable: is told of a clip that cannot be captioned any more.
+        unreadable: receives the reason for each clip that cannot be captioned any more.
 
     Raises:
         GenerationError: two texts differ, and not at a near-tie.
     """
     captioner.client.warm_up()
-    for number, clip in enumerate(clips):
-        found: dict[bool, tuple[Caption, list[Round]]] = {}
-        asked = clip.request
-        try:
-            for plain in (False, True) if number % 2 else (True, False):
-                found[plain] = _captioned(captioner, asked, plain=plain)
-        except (VideoError, GenerationError) as error:
-            unreadable(clip, error)
-            continue
-        (drafted, rounds), (without, _) = found[False], found[True]
-        tie = without.token_ids != drafted.token_ids
-        if tie:
-            request = replace(captioner.client.inputs.read_request(asked), plain=False)
-            if not is_near_tie(captioner.client, request, drafted.token_ids, without.token_ids):
-                raise GenerationError(
-                    f"{asked.path}: differs from plain decoding with the new head", stage="verify", kind="mismatch"
-                )
-        yield MeasuredClip(drafted, without, tie, rounds)
+    with closing(ClipOpener()) as files:
+        for number, clip in enumerate(clips):
+            try:
+                with clip.local(files) as path:
+                    one = _measured(captioner, replace(clip.request, path=path), first=bool(number % 2))
+            except (VideoError, GenerationError) as error:
+                if error.kind == "mismatch":
+                    raise
+                unreadable.append(error)
+            else:
+                yield replace(one, drafted=replace(one.drafted, path=clip.request.path))
 
 
-def _captioned(captioner: Captioner, asked: CaptionRequest, *, plain: bool) -> tuple[Caption, list[Round]]:
-    """Return a caption and its rounds."""
-    events = captioner.stream(
-        asked.path,
-        clip=asked.clip,
-        start=asked.start,
-        end=asked.end,
-        prompt=asked.prompt,
-        system=asked.system,
-        plain=plain,
-    )
-    rounds = list[Round]()
-    for event in events:
-        if isinstance(event, Round):
-            rounds.append(event)
-        elif isinstance(event, Restarted):
-            rounds.clear()
-        elif isinstance(event, Finished):
-            return event.caption, rounds
-    raise GenerationError(f"{asked.path}: ended without a caption")
+def _measured(captioner: Captioner, asked: CaptionRequest, *, first: bool) -> MeasuredClip:
+    """Caption a clip with the head and by plain decoding, which is ``first`` or last."""
+    found, rounds = dict[bool, Caption](), list[Round]()
+    for plain in (first, not first):
+        given = {key: getattr(asked, key) for key in ("clip", "start", "end", "prompt", "system", "earlier")}
+        for event in captioner.stream(asked.path, **given, plain=plain):
+            if isinstance(event, Round) and not plain:
+                rounds.append(event)
+            elif isinstance(event, Restarted):
+                rounds.clear()
+            elif isinstance(event, Finished):
+                found[plain] = event.caption
+    drafted, without = found[False], found[True]
+    tie = without.token_ids != drafted.token_ids
+    if tie:
+        request = replace(captioner.client.inputs.read_request(asked), plain=False)
+        if not is_near_tie(captioner.client, request, drafted.token_ids, without.token_ids):
+            raise GenerationError(
+                f"{asked.path}: differs from plain decoding with the new head", stage="verify", kind="mismatch"
+            )
+    return MeasuredClip(drafted, without, tie, rounds)
 
 
 def write_report(

@@ -115,7 +115,10 @@ def new_config(target: VideoLanguageModel, words: int, blocks: int) -> dict[str,
             "algorithm": "dspark",
             "default_proposal_method": "greedy",
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": BLOCK}],
-            "verifier": {"name_or_path": _absolute(target.name), "architectures": [type(target.model).__name__]},
+            "verifier": {
+                "name_or_path": os.path.abspath(target.name) if os.path.isdir(target.name) else target.name,
+                "architectures": [type(target.model).__name__],
+            },
         },
         "transformer_layer_config": {
             "model_type": "qwen3",
@@ -146,11 +149,6 @@ def new_config(target: VideoLanguageModel, words: int, blocks: int) -> dict[str,
         "enable_confidence_head": True,
         "confidence_head_with_markov": True,
     }
-
-
-def _absolute(name: str) -> str:
-    """Return a folder's name so that it is found from every working directory; a hub id as it is."""
-    return os.path.abspath(name) if os.path.isdir(name) else name
 
 
 def _mask_token(target: VideoLanguageModel, words: int) -> int:

@@ -6,35 +6,39 @@ clip are 7 MB at a width of 3,584, where all rows of a long clip would be 900 MB
 
 from __future__ import annotations
 
-import errno
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 
 from vidspec import video
 from vidspec.engine.device import memory_for
 from vidspec.engine.forward import Engine
 from vidspec.engine.requests import run_to_completion
 from vidspec.engine.taps import Taps
-from vidspec.errors import GenerationError, ModelError, OutputError, VideoError
+from vidspec.errors import GenerationError, ModelError, OutputError, VideoError, VidspecError
 from vidspec.events.trace import Trace
-from vidspec.files import open_own
+from vidspec.files import write_whole
 from vidspec.models.base import EmbeddedPrompt
 from vidspec.models.prompt import encode_prompt
 from vidspec.models.request import CaptionRequest
 from vidspec.models.video_language_model import VideoLanguageModel
+from vidspec.runs.job import Job, MemberSource
+from vidspec.runs.sources.base import ClipOpener
 from vidspec.video.reading import MOST_BYTES
 
 if TYPE_CHECKING:
     from vidspec.config.sections import VideoSection
 
-__all__ = ["CaptionedClip", "StatesFile", "TextStates", "hold_out", "write_states"]
+__all__ = ["CaptionedClip", "StatesFolder", "TextStates", "full_disk_hint", "hold_out", "write_states"]
 
 #: Clips, and rows of their prompts, that are read together.
 CLIPS, ROWS = 8, 1 << 14
@@ -57,6 +61,7 @@ class CaptionedClip:
         video: how frames are read; None if the request has them.
         tokens: of the caption, with its end.
         greedy: True if each token is the likeliest one.
+        source: place of its bytes in a shard; None for a file.
     """
 
     key: str
@@ -65,30 +70,25 @@ class CaptionedClip:
     video: VideoSection | None
     tokens: tuple[int, ...]
     greedy: bool = True
+    source: MemberSource | None = None
 
-    def read(self, target: VideoLanguageModel) -> CaptionRequest:
+    def local(self, files: ClipOpener) -> AbstractContextManager[str]:
+        """Provide the clip as a local file; see :meth:`~vidspec.runs.sources.base.ClipOpener.local`."""
+        return files.local(Job(self.request.path, source=self.source))
+
+    def read(self, target: VideoLanguageModel, files: ClipOpener) -> CaptionRequest:
         """Return the request with its frames.
 
         Raises:
             VideoError: they cannot be read.
         """
-        wanted, request = self.video, self.request
-        if request.clip is not None or wanted is None:
-            return request
-        clip = video.read(
-            request.path,
-            frames=wanted.frames,
-            fps=wanted.fps,
-            start=request.start,
-            end=request.end,
-            max_pixels=wanted.max_pixels,
-            decoder=wanted.decoder,
-            seek=wanted.seek,
-            allow_damaged=wanted.allow_damaged,
-            sound=target.max_sound_s if wanted.audio else None,
-            most_bytes=MOST_BYTES,
-        )
-        return replace(request, clip=clip)
+        if self.request.clip is not None or self.video is None:
+            return self.request
+        asked: dict[str, Any] = {"start": self.request.start, "end": self.request.end, "most_bytes": MOST_BYTES}
+        asked |= self.video.model_dump(include={"frames", "fps", "max_pixels", "decoder", "seek", "allow_damaged"})
+        sound = target.max_sound_s if self.video.audio else None
+        with self.local(files) as path:
+            return replace(self.request, clip=video.read(path, **asked, sound=sound))
 
 
 def hold_out(clips: Sequence[CaptionedClip]) -> tuple[list[CaptionedClip], list[CaptionedClip]]:
@@ -112,6 +112,7 @@ class TextStates:
         tokens: of the caption.
         finals: (tokens - 1, hidden) after the target's final norm at the caption's rows: each gives the target's own
             distribution of the token after it.
+        prompt: ids of the prompt's text rows, which EAGLE-3 heads read.
     """
 
     states: torch.Tensor
@@ -119,6 +120,7 @@ class TextStates:
     following: float
     tokens: tuple[int, ...]
     finals: torch.Tensor
+    prompt: tuple[int, ...] = ()
 
     @property
     def prompt_rows(self) -> int:
@@ -129,100 +131,76 @@ class TextStates:
         return replace(self, states=self.states.to(device), finals=self.finals.to(device))
 
 
-class StatesFile:
-    """States of many captions in one file of 16-bit numbers, and a line of JSON for each in an index beside it.
-
-    A caption whose line is whole was written whole; the rest of both files is cut off.
+class StatesFolder:
+    """States of many captions, each in a file of 16-bit numbers that is written whole or not at all.
 
     Args:
-        folder: of both.
-        taps: tapped blocks.
+        folder: of the files.
+        taps: blocks whose inputs the head reads.
         hidden: width of the target.
-        dtype: of the numbers.
+        dtype: of the target.
+        one_axis: True if the head numbers rows by their place in the prompt.
     """
 
-    def __init__(self, folder: Path, taps: int, hidden: int, dtype: torch.dtype) -> None:
-        self.folder, self.dtype, self._hidden, self._width = folder, dtype, hidden, taps * hidden
-        self._states, self._index = folder / "states.bin", folder / "states.jsonl"
-        self._lines: dict[str, dict[str, object]] = {}
-        self._whole: torch.Tensor | None = None
-        self._end = 0  # numbers in the file
-        self._read_index()
+    def __init__(self, folder: Path, taps: Sequence[int], hidden: int, dtype: torch.dtype, *, one_axis: bool) -> None:
+        self.folder, self.taps, self.one_axis, self._hidden = folder, tuple(taps), one_axis, hidden
+        self.dtype = torch.float16 if dtype is torch.float32 else dtype
 
-    def _read_index(self) -> None:
-        if not (self._index.exists() and self._states.exists()):
-            return
-        size, good = self._states.stat().st_size, 0
-        with self._index.open("rb") as index:
-            for line in index:
-                try:
-                    fields = json.loads(line)
-                    if not line.endswith(b"\n") or 2 * fields["end"] > size:
-                        break
-                except (ValueError, LookupError, TypeError):
-                    break
-                self._lines[fields["key"]], self._end = fields, fields["end"]
-                good += len(line)
-        with open_own(self._index, "r+b") as index:
-            index.truncate(good)
-        with open_own(self._states, "r+b") as states:
-            states.truncate(2 * self._end)
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{blake2b(key.encode('utf-8', 'surrogatepass'), digest_size=16).hexdigest()}.states"
 
     def __contains__(self, key: str) -> bool:
-        return key in self._lines
+        return self._path(key).exists()
 
     def __len__(self) -> int:
-        return len(self._lines)
+        return sum(1 for _ in self.folder.glob("*.states"))
 
-    def bytes_of(self, rows: int, tokens: int) -> int:
-        """Return the bytes of a caption of so many tokens after so many rows of a prompt."""
-        count = min(tokens, TOKENS) - 1
-        return 2 * ((min(rows, PROMPT_ROWS) + count) * self._width + count * self._hidden)
+    def bytes_of(self, clip: CaptionedClip) -> int:
+        """Return about the bytes of a caption, by the length of its prompt."""
+        rows, tokens = min(PROMPT_ROWS, 64 + len(clip.request.prompt or "") // 3), min(len(clip.tokens), TOKENS) - 1
+        return 2 * ((rows + tokens) * len(self.taps) + tokens) * self._hidden
 
-    def append(self, key: str, text: TextStates) -> None:
-        """Append a caption.
+    def write(self, key: str, text: TextStates) -> None:
+        """Write a caption.
 
         Raises:
             OutputError: the disk is full, or the file cannot be written.
         """
-        numbers = torch.cat([text.states.flatten(), text.finals.flatten()])
-        if self.dtype is torch.float16:
-            numbers = numbers.clamp(-65504, 65504)
-        content, begin = numbers.to(self.dtype).contiguous(), self._end
-        line = {
-            "key": key,
-            "begin": begin,
-            "end": begin + content.numel(),
-            "rows": len(text.states),
-            "tokens": text.tokens,
-            "following": text.following,
-            "places": text.places.tolist(),
+        most = torch.finfo(self.dtype).max
+        held = {
+            "states": text.states.clamp(-most, most).to(self.dtype),
+            "finals": text.finals.clamp(-most, most).to(self.dtype),
+            "places": text.places,
+            "following": torch.tensor(text.following),
+            "prompt": torch.tensor(text.prompt),
+            "tokens": torch.tensor(text.tokens),
         }
-        try:
-            with open_own(self._states, "ab") as states:
-                states.write(content.view(torch.uint8).numpy().data)
-            with open_own(self._index, "ab") as index:
-                index.write(json.dumps(line).encode() + b"\n")
-        except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            hint = "make room and run the command again: it continues; --disk bounds the size" if full else None
-            raise OutputError(f"{self._states}: cannot be written: {error.strerror}", hint=hint) from None
-        self._lines[key], self._end, self._whole = line, begin + content.numel(), None
+        with full_disk_hint(self.folder):
+            write_whole(self._path(key), save({name: tensor.contiguous() for name, tensor in held.items()}))
 
     def read(self, key: str) -> TextStates:
-        """Return a caption, its numbers in the memory-mapped file."""
-        if self._whole is None:
-            self._whole = torch.from_file(str(self._states), shared=False, size=self._end, dtype=self.dtype)
-        line = self._lines[key]
-        begin, end, rows = (int(str(line[name])) for name in ("begin", "end", "rows"))
-        numbers, split = self._whole[begin:end], rows * self._width
-        return TextStates(
-            numbers[:split].view(rows, self._width),
-            torch.tensor(line["places"]),
-            float(str(line["following"])),
-            tuple(line["tokens"]),  # type: ignore[arg-type]
-            numbers[split:].view(-1, self._hidden),
-        )
+        """Return a caption."""
+        held = load_file(self._path(key))
+        tokens, prompt = (tuple(held[name].tolist()) for name in ("tokens", "prompt"))
+        return TextStates(held["states"], held["places"], held["following"].item(), tokens, held["finals"], prompt)
+
+
+@contextmanager
+def full_disk_hint(folder: Path) -> Iterator[None]:
+    """Turn errors of writing to a folder of the cache into one line that says that the command continues.
+
+    Raises:
+        OutputError: a file in it cannot be written.
+    """
+    try:
+        yield
+    except (OSError, OutputError, RuntimeError, SafetensorError) as error:
+        if type(error) is RuntimeError and "write" not in str(error):  # torch's own word for it
+            raise
+        raise OutputError(
+            f"{folder}: cannot be written: {str(error).splitlines()[0]}",
+            hint="make room and run the command again: it continues; --disk bounds the size of states",
+        ) from None
 
 
 class _Reader:
@@ -230,42 +208,40 @@ class _Reader:
 
     Args:
         target: the loaded target.
-        taps: blocks whose inputs are kept.
-        one_axis: True if the head numbers rows by their place in the prompt.
+        states: receives the states.
     """
 
-    def __init__(self, target: VideoLanguageModel, taps: Sequence[int], *, one_axis: bool) -> None:
-        self.target, self.engine, self.taps, self.one_axis = target, Engine(target), tuple(taps), one_axis
-        self.known = self.agreed = 0
+    def __init__(self, target: VideoLanguageModel, states: StatesFolder) -> None:
+        self.target, self.states, self.engine, self.known, self.agreed = target, states, Engine(target), 0, 0
+        self.group: list[tuple[CaptionedClip, int, EmbeddedPrompt]] = []
 
     @torch.inference_mode()
-    def prompt(self, request: CaptionRequest, tokens: Sequence[int]) -> tuple[EmbeddedPrompt, EmbeddedPrompt]:
-        """Return the prompt, and the same with the caption's tokens but the last behind it."""
+    def add(self, clip: CaptionedClip, request: CaptionRequest) -> None:
+        """Add a clip to the group: its prompt's rows, and the prompt with the caption but its last token behind it."""
         prompt = run_to_completion(encode_prompt(self.target, request, Trace(), "target"))
-        ids = torch.tensor(tokens[:-1], device=prompt.embeds.device)
+        ids = torch.tensor(clip.tokens[:TOKENS][:-1]).to(prompt.token_ids)
         after = prompt.next_position + torch.arange(len(ids), device=prompt.positions.device)
-        positions = torch.cat([prompt.positions, after.expand(*prompt.positions.shape[:-1], -1)], dim=-1)
         longer = replace(
             prompt,
-            token_ids=torch.cat([prompt.token_ids, ids.to(prompt.token_ids)]),
+            token_ids=torch.cat([prompt.token_ids, ids]),
             embeds=torch.cat([prompt.embeds, self.target.embed(ids)[None]], dim=1),
-            positions=positions,
-            next_position=prompt.next_position + len(ids),
+            positions=torch.cat([prompt.positions, after.expand(*prompt.positions.shape[:-1], -1)], dim=-1),
         )
-        return prompt, longer
+        self.group.append((clip, prompt.length, longer))
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.group) == CLIPS or sum(longer.length for *_, longer in self.group) >= ROWS
 
     @torch.inference_mode()
-    def read(self, group: Sequence[tuple[CaptionedClip, EmbeddedPrompt, EmbeddedPrompt]]) -> list[TextStates]:
-        """Return the states of clips whose prompts share passes."""
-        depth, readings = self.target.decoder.depth, []
-        for _, prompt, longer in group:
+    def write(self) -> None:
+        """Read the group, whose prompts share passes, and write its states."""
+        hidden, readings = sorted({*self.states.taps, self.target.decoder.depth}), []
+        for _, length, longer in self.group:
             text = ~longer.is_visual
             text[longer.audio] = False
-            rows = text[: prompt.length].nonzero()[:, 0]
-            text[rows[:-PROMPT_ROWS]] = False
-            none = torch.empty(0, dtype=torch.long, device=text.device)
-            hidden = sorted({*self.taps, depth})
-            taps = Taps(rows=none, visual=longer.visual.index, hidden=hidden, keeps=text)
+            text[text[:length].nonzero()[:-PROMPT_ROWS, 0]] = False
+            taps = Taps(longer.visual.index[:0], longer.visual.index, hidden=hidden, keeps=text)
             readings.append((self.engine.start_prefill(longer, 0, taps), taps))
         pending = [reading for reading, _ in readings]
         while pending:
@@ -277,94 +253,77 @@ class _Reader:
             for (reading, _), passed in zip(batch, self.engine.run([rows for _, rows in batch]), strict=True):
                 if reading.add_result(passed) is not None:
                     pending.remove(reading)
-        return [self._states(*one, taps) for one, (_, taps) in zip(group, readings, strict=True)]
+        for (clip, length, longer), (_, taps) in zip(self.group, readings, strict=True):
+            self.states.write(clip.key, self._text_states(clip, length, longer, taps))
+        self.group = []
 
-    def _states(self, clip: CaptionedClip, prompt: EmbeddedPrompt, longer: EmbeddedPrompt, taps: Taps) -> TextStates:
+    def _text_states(self, clip: CaptionedClip, length: int, longer: EmbeddedPrompt, taps: Taps) -> TextStates:
         assert taps.keeps is not None
-        decoder, tokens = self.target.decoder, clip.tokens[:TOKENS]
-        rows = taps.keeps.nonzero()[:, 0]
-        if self.one_axis:
-            places, following = rows[None].float(), float(prompt.length)
-        else:
-            places, following = longer.positions.reshape(-1, longer.length)[:, rows].float(), prompt.next_position
-        finals = decoder.norm(taps.states[decoder.depth][-len(tokens) + 1 :])
+        decoder, rows, tokens = self.target.decoder, taps.keeps.nonzero()[:, 0], clip.tokens[:TOKENS]
+        places, following = longer.positions.reshape(-1, longer.length)[:, rows], longer.next_position
+        if self.states.one_axis:
+            places, following = rows[None], length
+        finals = decoder.norm(taps.states[decoder.depth][1 - len(tokens) :])
         if clip.greedy and self.known < KNOWN:
             chosen = decoder.logits(finals)[:, : self.target.vocabulary].argmax(-1)
             self.agreed += int((chosen.cpu() == torch.tensor(tokens[1:])).sum())
             self.known += len(tokens) - 1
             if self.known >= KNOWN and self.agreed < AGREEMENT * self.known:
-                self._refuse()
-        joined = torch.cat([taps.states[block].cpu() for block in self.taps], dim=1)
-        return TextStates(joined, places.cpu(), float(following), tokens, finals.cpu())
-
-    def _refuse(self) -> None:
-        raise ModelError(
-            f"{self.target.name}: did not write these captions: {1 - self.agreed / self.known:.0%} of their tokens are "
-            "others than its own; its weights have changed since, or the adapter",
-            hint="caption the clips again with this target, and train on these captions",
-            kind="changed",
-        )
+                raise ModelError(
+                    f"{self.target.name}: did not write these captions: {1 - self.agreed / self.known:.0%} of their "
+                    "tokens are others than its own; its weights have changed since, or the adapter",
+                    hint="caption the clips again with this target, and train on these captions",
+                    kind="changed",
+                )
+        joined = torch.cat([taps.states[block] for block in self.states.taps], dim=1)
+        ids = tuple(longer.token_ids[rows[: 1 - len(tokens)]].tolist())
+        return TextStates(joined.cpu(), places.float().cpu(), float(following), tokens, finals.cpu(), ids)
 
 
 def write_states(
-    target: VideoLanguageModel,
-    clips: Sequence[CaptionedClip],
-    file: StatesFile,
-    taps: Sequence[int],
-    *,
-    one_axis: bool,
-    unreadable: Callable[[CaptionedClip, Exception], None],
+    target: VideoLanguageModel, clips: Sequence[CaptionedClip], states: StatesFolder, unreadable: list[VidspecError]
 ) -> Iterator[int]:
-    """Write the states of captions that the file does not have; yields how many are done.
+    """Write the states of captions that are not there yet, in the order of the clips' names.
 
     Args:
         target: wrote them.
-        clips: in the order in which they are read; those about the same clip beside each other.
-        file: receives them.
-        taps: blocks whose inputs the head reads.
-        one_axis: True if the head numbers rows by their place in the prompt.
-        unreadable: is told of a clip that is left out, with the reason.
+        clips: the captions.
+        states: receives them.
+        unreadable: receives the reason for each caption that is left out.
+
+    Yields:
+        The number of captions that are done.
 
     Raises:
         ModelError: the target would write other captions: it has changed since.
         DeviceError: out of memory.
         OutputError: the disk is full.
     """
-    reader = _Reader(target, taps, one_axis=one_axis)
-    left = [clip for clip in clips if clip.key not in file]
-    done, group, rows = len(clips) - len(left), list[tuple[CaptionedClip, EmbeddedPrompt, EmbeddedPrompt]](), 0
+    reader = _Reader(target, states)
+    left = sorted((clip for clip in clips if clip.key not in states), key=lambda clip: clip.name)
     with memory_for(f"{target.name}: reading captions", "fewer frames when captioning, or --dtype bfloat16"):
-        for number, (clip, request) in enumerate(_read_ahead(left, target, unreadable), 1):
-            if request is not None:
-                try:
-                    prompts = reader.prompt(request, clip.tokens[:TOKENS])
-                except GenerationError as error:
-                    unreadable(clip, error)
-                else:
-                    group.append((clip, *prompts))
-                    rows += prompts[1].length
-            if group and (len(group) == CLIPS or rows >= ROWS or number == len(left)):
-                for (one, *_), text in zip(group, reader.read(group), strict=True):
-                    file.append(one.key, text)
-                group, rows = [], 0
-                yield done + number
+        for number, (clip, reading) in enumerate(_read_ahead(left, target), 1):
+            try:
+                reader.add(clip, reading.result())
+            except (VideoError, GenerationError) as error:
+                unreadable.append(error)
+            if reader.is_full or number == len(left):
+                reader.write()
+                yield len(clips) - len(left) + number
 
 
 def _read_ahead(
-    clips: Sequence[CaptionedClip], target: VideoLanguageModel, unreadable: Callable[[CaptionedClip, Exception], None]
-) -> Iterator[tuple[CaptionedClip, CaptionRequest | None]]:
-    """Yield clips with their frames, which a thread reads ahead; None in their place if they cannot be read."""
-    with ThreadPoolExecutor(1, thread_name_prefix="vidspec-read") as pool:
-        ahead: list[Future[CaptionRequest]] = []
+    clips: Sequence[CaptionedClip], target: VideoLanguageModel
+) -> Iterator[tuple[CaptionedClip, Future[CaptionRequest]]]:
+    """Yield clips with their requests, which a thread reads ahead."""
+    files = ClipOpener()
+    with ThreadPoolExecutor(1, thread_name_prefix="vidspec-read") as pool, closing(files):
+        ahead = deque[Future[CaptionRequest]]()
         try:
             for place, clip in enumerate(clips):
-                while len(ahead) < CLIPS and place + len(ahead) < len(clips):
-                    ahead.append(pool.submit(clips[place + len(ahead)].read, target))
-                try:
-                    yield clip, ahead.pop(0).result()
-                except VideoError as error:
-                    unreadable(clip, error)
-                    yield clip, None
+                for one in clips[place + len(ahead) : place + CLIPS]:
+                    ahead.append(pool.submit(one.read, target, files))
+                yield clip, ahead.popleft()
         finally:
-            for one in ahead:
-                one.cancel()
+            for reading in ahead:
+                reading.cancel()

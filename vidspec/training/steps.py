@@ -1,35 +1,35 @@
 """Training of a head on the states of captions: its steps, when they end, and what another process continues from.
 
-Blocks begin at random places of the captions and behind the head's own first mistakes, as at inference. Tokens are
-learned by total variation and cross-entropy, confidences by binary cross-entropy (DSpark, arXiv 2607.05147), later
-positions with less weight (DFlash, arXiv 2602.06036). The learning rate stays until the accepted tokens on clips never
-trained on no longer rise, then falls to nothing; a moving average of the weights is what drafts.
+Drafts begin at random places of the captions and behind the head's own first mistakes, as at inference. Tokens are
+learned by the loss of the head's kind, confidences by binary cross-entropy (DSpark, arXiv 2607.05147), later positions
+with less weight (DFlash, arXiv 2602.06036). The learning rate stays until the accepted tokens on clips never trained on
+no longer rise, then falls to nothing; a moving average of the weights is what drafts.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch.nn import functional as F
 
 from vidspec.engine.device import memory_for
-from vidspec.errors import OutputError
+from vidspec.files import replacing
+from vidspec.models.dflash import LEAST
 from vidspec.signals import Terminated
-from vidspec.training.head import BlockScores, TrainedBlocks, tokens_after
-from vidspec.training.states import TextStates
+from vidspec.training.head import TrainedHead, cross_entropies, tokens_after
+from vidspec.training.states import TextStates, full_disk_hint
 
 __all__ = ["HeadTraining", "StepsProgress", "TrainingLimits"]
 
-#: Weights of total variation and cross-entropy in the loss of tokens, and of the logits that a selector chooses from.
-VARIATION, ENTROPY, OWN = 0.9, 0.1, 0.5
-#: Tokens after which a position's weight has fallen to 1 / e.
-FALL = 9.0
+#: Weight of the loss of the logits that a selector chooses from.
+OWN = 0.5
 #: Rows of a block that a step trains, as shares of its size: later rows matter only if all before them are right.
 SHARES = (0.4, 0.65, 1.0)
 #: Clips of a step on a CPU and elsewhere, and blocks of each.
@@ -87,7 +87,7 @@ class StepsProgress:
 
 
 class TextSource(Protocol):
-    """Captions by key, such as a :class:`~vidspec.training.states.StatesFile`."""
+    """Captions by key, such as a :class:`~vidspec.training.states.StatesFolder`."""
 
     def read(self, key: str) -> TextStates: ...
 
@@ -131,7 +131,7 @@ class HeadTraining:
 
     def __init__(
         self,
-        head: TrainedBlocks,
+        head: TrainedHead,
         file: TextSource,
         trained: Sequence[str],
         held_out: Sequence[str],
@@ -145,7 +145,7 @@ class HeadTraining:
         self.trained = [key for key in trained if len(file.read(key).tokens) > 8]
         self.held_out = self._validated(held_out)
         self.average = {name: tensor.detach().clone() for name, tensor in head.tensors.items()}
-        self.peak = PEAK * min(1.0, (WIDTH / head.decoder.hidden) ** 0.5)
+        self.peak = PEAK * min(1.0, (WIDTH / head.hidden) ** 0.5)
         self.optimiser = torch.optim.AdamW(head.parameters(), lr=self.peak, betas=(0.9, 0.98), weight_decay=0.01)
         self.state = TrainingState(clips=" ".join(sorted({*trained, *held_out})))
         self._losses: list[float] = []
@@ -175,7 +175,7 @@ class HeadTraining:
             OutputError: the disk is full.
         """
         begun, saved = time.monotonic() - self.state.seconds, time.monotonic()
-        hint = "--blocks 1 trains a smaller head" if self.head.decoder.depth > 1 else "a smaller target"
+        hint = "--blocks 1 trains a smaller head" if self.head.depth > 1 else "a smaller target"
         stopped, validated, tau = False, False, self.state.taus[-1][1] if self.state.taus else None
         with memory_for("training the head", hint):
             try:
@@ -200,37 +200,28 @@ class HeadTraining:
 
     def _progress(self, tau: float | None, *, validated: bool, stopped: bool = False) -> StepsProgress:
         state, loss = self.state, sum(self._losses) / max(1, len(self._losses))
-        left = max(0.0, 60 * self.limits.minutes - state.seconds)
-        if (end := self._last_step) is not None:
-            left = min(left, (end - state.step) * state.seconds / max(1, state.step))
-        return StepsProgress(
-            state.step, loss, tau, state.best, state.seconds, left, validated=validated, stopped=stopped
-        )
+        rest = (self._last_step - state.step) * state.seconds / max(1, state.step)
+        left = max(0.0, min(60 * self.limits.minutes - state.seconds, rest))
+        return StepsProgress(state.step, loss, tau, state.best, state.seconds, left, validated, stopped)
 
     @property
-    def _last_step(self) -> int | None:
+    def _last_step(self) -> float:
+        """The step that ends the training; infinity while it is not known."""
         if self.limits.steps is not None:
             return self.limits.steps
-        return None if self.state.falls is None else round(self.state.falls / (1 - FALLING))
+        return math.inf if self.state.falls is None else round(self.state.falls / (1 - FALLING))
 
     def _is_over(self) -> bool:
-        end = self._last_step
-        return (end is not None and self.state.step >= end) or self.state.seconds >= 60 * self.limits.minutes
+        return self.state.step >= self._last_step or self.state.seconds >= 60 * self.limits.minutes
 
     def _rate(self) -> float:
         """Return the part of the highest learning rate for the next step."""
-        state, end = self.state, self._last_step
-        if (
-            state.falls is None
-            and self.limits.steps is None
-            and self.state.seconds > (1 - FALLING) * 60 * self.limits.minutes
-        ):
-            state.falls, end = state.step, round(state.step / (1 - FALLING))
-        warm = min(1.0, (state.step + 1) / WARM_UP)
-        if end is None:
-            return warm
-        begin = round((1 - FALLING) * end)
-        return warm * min(1.0, max(0.02, (end - state.step) / max(1, end - begin)))
+        state, late = self.state, self.state.seconds > (1 - FALLING) * 60 * self.limits.minutes
+        if late and state.falls is None and self.limits.steps is None:
+            state.falls = state.step
+        end = self._last_step
+        falling = 1.0 if math.isinf(end) else (end - state.step) / max(1, end - round((1 - FALLING) * end))
+        return min(1.0, (state.step + 1) / WARM_UP) * min(1.0, max(0.02, falling))
 
     def _is_due(self) -> bool:
         last = self.state.taus[-1][0] if self.state.taus else 0
@@ -241,7 +232,8 @@ class HeadTraining:
         state, best, tau = self.state, self.state.best, self.validate()
         state.taus.append((state.step, tau))
         if best is None or tau > best:
-            self._written(lambda: self.head.save(self.head_folder, self.average, self.head.shared.embedding.dtype))
+            with full_disk_hint(self.folder):
+                self.head.save(self.head_folder, self.average)
         if state.falls is None and self.limits.steps is None and state.step >= FEWEST:
             early = max((tau for step, tau in state.taus if step <= (1 - LAST) * state.step), default=0.0)
             if (state.best or 0.0) < RISE * early:
@@ -281,34 +273,31 @@ class HeadTraining:
 
     def _loss(self, texts: Sequence[TextStates], anchors: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss of the blocks behind anchors (G, K), and (G, K, n) which tokens are right."""
-        found: BlockScores = self.head(texts, anchors, rows)
-        drafted = found.scores.shape[2]
-        pairs = [*zip(texts, anchors, strict=True)]
-        wanted = torch.stack([tokens_after(text, some, drafted + 1)[:, 1:] for text, some in pairs])
-        scores = found.scores.float()
+        found = self.head(texts, anchors, rows)
+        scores, drafted = found.scores.float(), found.scores.shape[2]
+        wanted = tokens_after(texts, anchors, drafted + 1)[..., 1:]
         right = scores.detach().argmax(-1) == wanted
-        learned = (wanted >= 0) & (scores.detach().gather(-1, wanted.clamp(min=0)[..., None])[..., 0] > self.head.least)
-        weights = learned * torch.exp(-torch.arange(drafted, device=anchors.device) / FALL)
-        weights = weights / weights.sum()
-        entropy = _entropy(scores, wanted)
-        variation = torch.stack([self._variation(*pair, own) for pair, own in zip(pairs, scores, strict=True)])
-        loss = ((VARIATION * variation + ENTROPY * entropy) * weights).sum()
+        learned = (wanted >= 0) & (scores.detach().gather(-1, wanted.clamp(min=0)[..., None])[..., 0] > LEAST)
+        weights = learned * self.head.fall ** torch.arange(drafted, device=anchors.device)
+        weights = weights / weights.sum().clamp(min=1e-6)
+        shares = (self._shares(text, some, drafted) for text, some in zip(texts, anchors, strict=True))
+        losses = [self.head.token_losses(*one) for one in zip(scores, wanted, shares, strict=True)]
+        loss = (torch.stack(losses) * weights).sum()
         if found.logits is not None:
-            loss = loss + OWN * (_entropy(found.logits.float(), wanted) * weights).sum()
+            loss = loss + OWN * (cross_entropies(found.logits.float(), wanted) * weights).sum()
         if found.confidences is not None:
             sure = found.confidences.clamp(1e-6, 1 - 1e-6)
             loss = loss + (F.binary_cross_entropy(sure, right.float(), reduction="none") * weights).sum()
         return loss, right
 
-    def _variation(self, text: TextStates, anchors: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return the total variation (K, n) between the target's distributions and the head's scores (K, n, V)."""
-        at = anchors[:, None] + torch.arange(scores.shape[1], device=anchors.device)
+    @torch.no_grad()
+    def _shares(self, text: TextStates, anchors: torch.Tensor, drafted: int) -> torch.Tensor:
+        """Return the target's distributions (K, n, V) of the tokens after each anchor."""
+        at = anchors[:, None] + torch.arange(drafted, device=anchors.device)
         places, back = at.clamp(max=len(text.finals) - 1).unique(return_inverse=True)
-        with torch.no_grad():
-            finals = text.finals[places].to(self.head.shared.output.dtype)
-            logits = self.head.shared.logits(finals, capped=True)[:, : scores.shape[2]]
-            wanted = logits.float().softmax(-1)
-        return 1 - torch.minimum(scores.softmax(-1), wanted[back]).sum(-1)
+        shared = self.head.shared
+        logits = shared.logits(text.finals[places].to(shared.output.dtype), capped=True)
+        return logits[:, : shared.vocabulary].float().softmax(-1)[back]
 
     @torch.no_grad()
     def validate(self) -> float:
@@ -319,11 +308,9 @@ class HeadTraining:
             while unread := [place for place, text in enumerate(texts) if at[place] < len(text.tokens) - 1]:
                 anchors = torch.tensor([[at[place]] for place in unread], device=self.device)
                 some = [texts[place] for place in unread]
-                scores = self.head(some, anchors, self.head.size).scores[:, 0]
-                wanted = torch.stack(
-                    [tokens_after(text, a, scores.shape[1] + 1)[0, 1:] for text, a in zip(some, anchors, strict=True)]
-                )
-                lengths = (scores.argmax(-1) == wanted).long().cumprod(1).sum(1).tolist()
+                chosen = self.head(some, anchors, self.head.size).scores.argmax(-1)
+                right = chosen == tokens_after(some, anchors, chosen.shape[2] + 1)[..., 1:]
+                lengths = right[:, 0].long().cumprod(1).sum(1).tolist()
                 for place, length in zip(unread, lengths, strict=True):
                     at[place] += length + 1
                 runs += lengths
@@ -331,46 +318,17 @@ class HeadTraining:
 
     def save(self) -> None:
         """Write what :meth:`load` continues from; whole, or not at all."""
-        file = self.folder / "training.pt"
-        part = file.with_suffix(".part")
-        held: dict[str, Any] = {
-            "weights": {name: tensor.detach() for name, tensor in self.head.tensors.items()},
-            "average": self.average,
-            "optimiser": self.optimiser.state_dict(),
-            "state": vars(self.state),
-        }
-        self._written(lambda: torch.save(held, part))
-        part.replace(file)
-
-    def _written(self, write: Any) -> None:
-        try:
-            write()
-        except (OSError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and "write" not in str(error):
-                raise
-            raise OutputError(
-                f"{self.folder}: cannot be written: {str(error).splitlines()[0]}",
-                hint="make room and run the command again: it continues",
-            ) from None
+        held = {"average": self.average, "optimiser": self.optimiser.state_dict(), "state": vars(self.state)}
+        with full_disk_hint(self.folder), replacing(self.folder / "training.pt") as file:
+            torch.save(held | {"head": self.head.state_dict()}, file)
 
     def load(self) -> bool:
         """Continue from what an earlier process wrote, if it trained on the same captions; return whether it did."""
         file = self.folder / "training.pt"
-        if not file.exists():
+        held = torch.load(file, map_location=self.device, weights_only=True) if file.exists() else None
+        if held is None or held["state"]["clips"] != self.state.clips:
             return False
-        held = torch.load(file, map_location=self.device, weights_only=True)
-        if held["state"]["clips"] != self.state.clips:
-            return False
-        self.state = TrainingState(**held["state"])
-        with torch.no_grad():
-            for name, tensor in self.head.tensors.items():
-                tensor.copy_(held["weights"][name])
-                self.average[name].copy_(held["average"][name])
+        self.state, self.average = TrainingState(**held["state"]), held["average"]
+        self.head.load_state_dict(held["head"])
         self.optimiser.load_state_dict(held["optimiser"])
         return True
-
-
-def _entropy(scores: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Return the cross-entropy (G, K, n) of tokens, 0 behind the end."""
-    losses = F.cross_entropy(scores.flatten(0, 2), wanted.flatten(), ignore_index=-100, reduction="none")
-    return losses.view_as(wanted)

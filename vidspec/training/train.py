@@ -10,9 +10,11 @@ import gc
 import json
 import os
 import shutil
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,20 +25,22 @@ from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.config.schema import Profile
 from vidspec.decoding.auto import target_placement
-from vidspec.errors import OutputError, UsageError, option
+from vidspec.decoding.captioner_models import load_head
+from vidspec.errors import OutputError, UsageError, VidspecError, option
 from vidspec.files import FileLock
 from vidspec.models import loading
-from vidspec.models.dflash import load_block_head
+from vidspec.models.checkpoint_config import head_kind
 from vidspec.models.own_heads import OwnHead, add_head, copy_head, drafting_keys, head_name, today, weights_digest
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.runner import run
 from vidspec.runs.sources.base import EXTENSIONS
 from vidspec.runs.store.places import read_captions
 from vidspec.training.captions import FEWEST, LearnableCaptions, learnable_captions
+from vidspec.training.chain_head import TrainedChain
 from vidspec.training.evaluation import DRAFTING, HeadEvaluation, MeasuredClip, measure
-from vidspec.training.head import SharedWeights, TrainedBlocks
+from vidspec.training.head import SharedWeights, TrainedBlocks, TrainedHead
 from vidspec.training.new_head import BLOCK
-from vidspec.training.states import CaptionedClip, StatesFile, hold_out, write_states
+from vidspec.training.states import CaptionedClip, StatesFolder, hold_out, write_states
 from vidspec.training.steps import BLOCKS, CLIPS, GPU_CLIPS, HeadTraining, StepsProgress, TrainingLimits
 from vidspec.user_cache import cache_file
 
@@ -83,11 +87,11 @@ class ClipCaptioned:
 
 @dataclass(frozen=True)
 class StatesProgress:
-    """Captions whose states have been read, of all; ``left_out`` could not be read."""
+    """Captions whose states have been read, of all; ``unreadable``, for these reasons, are left out."""
 
     done: int
     total: int
-    left_out: int = 0
+    unreadable: Sequence[VidspecError] = ()
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,18 @@ class Trained:
 TrainingEvent: TypeAlias = ClipCaptioned | TrainingPlan | StatesProgress | StepsProgress | MeasuredClip | Trained
 
 
+@dataclass(frozen=True)
+class _HeadOptions:
+    """Options of :func:`train` that say how a head is trained and where it goes."""
+
+    begin: str | None
+    blocks: int
+    seed: int
+    disk: int | None
+    out: Path | None
+    limits: TrainingLimits
+
+
 def train(
     captions: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
@@ -127,7 +143,8 @@ def train(
     Args:
         captions: folders, and files of records; or videos and folders of them, which are captioned first.
         target: the target; None for the one that wrote most of the captions.
-        begin: a head to begin with, a hub id or folder, which keeps its layout; None for the target's last blocks.
+        begin: a block or EAGLE-3 head to begin with, a hub id or folder, which keeps its layout; None for the target's
+            last blocks.
         minutes: most minutes of training; it ends before when accepted tokens no longer rise.
         steps: number of steps, in place of that rule; with it a head on a CPU depends on nothing but the seed.
         blocks: of a new head.
@@ -143,218 +160,164 @@ def train(
     if not 0 < minutes <= 24 * 60 * 7:
         raise UsageError(f"{option('minutes', minutes)}: must be more than 0, and at most a week")
     places = [Path(captions)] if isinstance(captions, str | os.PathLike) else [Path(place) for place in captions]
-    options = begin, blocks, seed, disk, None if out is None else Path(out)
-    if out is not None and (Path(out).is_file() or (Path(out).is_dir() and any(Path(out).iterdir()))):
+    folder = None if out is None else Path(out)
+    if folder is not None and (folder.is_file() or (folder.is_dir() and any(folder.iterdir()))):
         raise UsageError(
             f"{option('out', out)}: holds files already, and is left as it is",
             hint="name a folder that is new or empty",
         )
+    options = _HeadOptions(begin, blocks, seed, disk, folder, TrainingLimits(minutes, steps))
     if any(map(_holds_clips, places)):
-        return _train_on_clips(places, target, options, TrainingLimits(minutes, steps))
-    found = learnable_captions(read_captions(places), target, ", ".join(map(str, places)))
-    return _Training(found, *options).run(TrainingLimits(minutes, steps))
-
-
-#: Head to begin with, blocks, seed, bytes of the disk and folder to write to.
-_HeadOptions: TypeAlias = tuple[str | None, int, int, int | None, Path | None]
+        return _train_on_clips(places, target, options)
+    return _train_on_captions(learnable_captions(read_captions(places), target, places), options)
 
 
 def _holds_clips(place: Path) -> bool:
     """Return True for a video, and for a folder without captions."""
-    if place.is_dir():
-        return not len(read_captions([place]))
-    return place.suffix.lower()[1:] in EXTENSIONS
+    return not len(read_captions([place])) if place.is_dir() else place.suffix.lower()[1:] in EXTENSIONS
+
+
+def _cache_folder(*identity: object) -> Path:
+    """Return the folder of the cache for what is identified by JSON-ready values."""
+    return cache_file("training", blake2b(json.dumps(identity).encode(), digest_size=6).hexdigest())
 
 
 def _train_on_clips(
-    places: Sequence[Path], target: str | None, options: _HeadOptions, limits: TrainingLimits
+    places: Sequence[Path], target: str | None, options: _HeadOptions
 ) -> Generator[TrainingEvent, None, None]:
     """Caption clips into a file of the cache, which a later call continues, and train on them."""
-    named = json.dumps([target, *(os.path.abspath(place) for place in places)])
-    folder = cache_file("training", blake2b(named.encode(), digest_size=6).hexdigest())
+    folder = _cache_folder(target, *(os.path.abspath(place) for place in places))
     folder.mkdir(parents=True, exist_ok=True)
     given: dict[str, Any] = {"output": folder / "captions.jsonl"} | ({} if target is None else {"target": target})
     for number, _ in enumerate(run(map(str, places), **given), 1):
         yield ClipCaptioned(number)
-    found = learnable_captions(read_captions([folder / "captions.jsonl"]), target, ", ".join(map(str, places)))
-    yield from _Training(found, *options).run(limits)
+    found = learnable_captions(read_captions([folder / "captions.jsonl"]), target, places)
+    yield from _train_on_captions(found, options)
     shutil.rmtree(folder)
 
 
-class _Training:
-    """One training, from captions to a head that is kept.
-
-    Args:
-        found: the captions.
-        begin, blocks, seed, disk, out: see :func:`train`.
-    """
-
-    def __init__(
-        self,
-        found: LearnableCaptions,
-        begin: str | None,
-        blocks: int,
-        seed: int,
-        disk: int | None,
-        out: Path | None,
-    ) -> None:
-        self.found, self.begin, self.blocks, self.seed, self.disk, self.out = found, begin, blocks, seed, disk, out
-        wanted = found.profile.models
-        assert wanted.target is not None
-        self.name = wanted.target
-        self.digest = weights_digest(self.name, wanted.adapter) or "unknown"
-        options = json.dumps([self.name, self.digest, begin, blocks, seed])
-        self.folder = cache_file("training", blake2b(options.encode(), digest_size=6).hexdigest())
-        self.unreadable: list[tuple[CaptionedClip, Exception]] = []
-
-    def run(self, limits: TrainingLimits) -> Generator[TrainingEvent, None, None]:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.folder)
-        except TimeoutError:
-            raise UsageError(f"{self.folder}: another process trains this head") from None
-        except OSError as error:
-            raise OutputError(f"{self.folder}: cannot be written: {error.strerror}") from None
-        with lock:
-            target = self._load()
-            head, file = self._head(target)
-            clips = self._affordable(file)
-            trained, held_out = hold_out(clips)
-            yield self._planned(head, file, trained, held_out)
-            for done in self._states(target, [*trained, *held_out], file, head):
-                yield StatesProgress(done, len(clips), len(self.unreadable))
-            del target
-            _release()
-            known, unknown = ([clip.key for clip in part if clip.key in file] for part in (trained, held_out))
-            training = HeadTraining(head, file, known, unknown, self.folder, seed=self.seed, limits=limits)
-            training.load()
-            stopped = False
-            for progress in training.run():
-                stopped = progress.stopped
-                yield progress
-            del training, head
-            _release()
-            yield from self._measure(len(trained), [clip for clip in held_out if clip.key in file])
-            if not stopped:
-                del file
-                shutil.rmtree(self.folder)
-
-    def _load(self) -> VideoLanguageModel:
-        return loading.load_model(self.name, target_placement(self.found.profile))
-
-    def _head(self, target: VideoLanguageModel) -> tuple[TrainedBlocks, StatesFile]:
-        shared = SharedWeights.of(target)
-        if self.begin is None:
-            head = TrainedBlocks.new(target, shared, self.blocks, self.seed)
-        else:
-            head = TrainedBlocks.read(self.begin, target, shared)
-        dtype = torch.float16 if target.dtype is torch.float32 else target.dtype
-        return head, StatesFile(self.folder, len(head.taps), head.decoder.hidden, dtype)
-
-    def _affordable(self, file: StatesFile) -> list[CaptionedClip]:
-        """Return the captions whose states fit the disk, the first of them.
-
-        Raises:
-            UsageError: fewer than :data:`FEWEST` do.
-        """
-        most = shutil.disk_usage(self.folder).free - SPARE
-        limit = most if self.disk is None else min(most, self.disk)
-        chosen, total = list[CaptionedClip](), 0
-        for clip in self.found.clips:
-            total += 0 if clip.key in file else _bytes_of(file, clip)
-            if total > limit:
-                break
-            chosen.append(clip)
-        if len(chosen) < FEWEST:
-            needed = sum(_bytes_of(file, clip) for clip in self.found.clips[:FEWEST])
+def _train_on_captions(found: LearnableCaptions, options: _HeadOptions) -> Generator[TrainingEvent, None, None]:
+    """Read states, train, measure, and keep what gains."""
+    wanted, unreadable = found.profile.models, list[VidspecError]()
+    name = str(wanted.target)
+    digest = weights_digest(name, wanted.adapter) or "unknown"
+    folder = _cache_folder(name, digest, options.begin, options.blocks, options.seed)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder)
+    except TimeoutError:
+        raise UsageError(f"{folder}: another process trains this head") from None
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be written: {error.strerror}") from None
+    with lock:
+        target = loading.load_model(name, target_placement(found.profile))
+        head = _begun_head(target, options)
+        states = StatesFolder(folder, head.taps, head.hidden, target.dtype, one_axis=head.one_axis)
+        clips = _affordable(found.clips, states, options.disk)
+        trained, held_out = hold_out(clips)
+        yield _plan(found, head, states, trained, held_out)
+        for done in write_states(target, clips, states, unreadable):
+            yield StatesProgress(done, len(clips), unreadable)
+        del target
+        _release()
+        known, unknown = ([clip for clip in part if clip.key in states] for part in (trained, held_out))
+        if len(known) + len(unknown) < FEWEST or not unknown:
             raise UsageError(
-                f"states of {len(chosen)} captions fit {limit / 1e9:.2f} GB, and a head learns from {FEWEST} or more",
-                hint=f"{option('disk')}, or room in {self.folder.parent}, for {needed / 1e9:.2f} GB",
+                f"clips of {len(unreadable)} of {len(clips)} captions cannot be read, and a head learns from {FEWEST} "
+                f"or more; the first: {unreadable[0].message}"
             )
-        return chosen
-
-    def _planned(
-        self,
-        head: TrainedBlocks,
-        file: StatesFile,
-        trained: Sequence[CaptionedClip],
-        held_out: Sequence[CaptionedClip],
-    ) -> TrainingPlan:
-        found, both = self.found, [*trained, *held_out]
-        left_out = dict(found.left_out)
-        if len(both) < len(found.clips):
-            left_out["beyond the disk"] = len(found.clips) - len(both)
-        parameters = sum(tensor.numel() for tensor in head.tensors.values())
-        states = sum(_bytes_of(file, clip) for clip in both)
-        continues = len(file) > 0 or (self.folder / "training.pt").exists()
-        weights = head.shared
-        shared = weights.embedding.nbytes + (0 if weights.output is weights.embedding else weights.output.nbytes)
-        needed = training_bytes(parameters, shared, weights.vocabulary, gpu=weights.embedding.device.type != "cpu")
-        return TrainingPlan(
-            self.name,
-            len(trained),
-            len(held_out),
-            left_out,
-            found.prompts,
-            states,
-            needed,
-            parameters,
-            continues,
-            self.folder,
-        )
-
-    def _states(
-        self, target: VideoLanguageModel, clips: Sequence[CaptionedClip], file: StatesFile, head: TrainedBlocks
-    ) -> Iterable[int]:
-        ordered = sorted(clips, key=lambda clip: clip.name)
-        return write_states(
-            target,
-            ordered,
-            file,
-            head.taps,
-            one_axis=head.one_axis,
-            unreadable=lambda clip, error: self.unreadable.append((clip, error)),
-        )
-
-    def _measure(
-        self, trained: int, held_out: Sequence[CaptionedClip]
-    ) -> Generator[MeasuredClip | Trained, None, None]:
-        """Measure the best head, copy it to where it is used, and yield each clip and the end."""
-        best = self.folder / "head"
-        measured: list[MeasuredClip] = []
-        for one in measure_head(
-            best, self.found.profile, held_out, lambda clip, error: self.unreadable.append((clip, error))
-        ):
+        keys, others = ([clip.key for clip in part] for part in (known, unknown))
+        training = HeadTraining(head, states, keys, others, folder, seed=options.seed, limits=options.limits)
+        training.load()
+        for progress in training.run():
+            yield progress
+        del training, head
+        _release()
+        measured = list[MeasuredClip]()
+        for one in measure_head(folder / "head", found.profile, unknown, unreadable):
             measured.append(one)
             yield one
         if not measured:
-            raise UsageError("none of the clips that are left for measuring can be read any more")
-        evaluation = HeadEvaluation.of(measured)
-        facts = OwnHead(
-            head_name(self.name, self.digest),
-            self.name,
-            self.digest,
-            "dflash",
-            today(),
-            trained,
-            evaluation.tau,
-            evaluation.decode,
-            evaluation.end_to_end,
+            raise UsageError(f"no clip that is left for measuring can be read any more: {unreadable[-1].message}")
+        yield _kept(folder / "head", name, digest, len(known), measured, options.out)
+        if not progress.stopped:
+            shutil.rmtree(folder)
+
+
+def _begun_head(target: VideoLanguageModel, options: _HeadOptions) -> TrainedHead:
+    shared = SharedWeights.of(target)
+    if options.begin is None:
+        return TrainedBlocks.new(target, shared, options.blocks, options.seed)
+    if head_kind(options.begin) == "eagle3":
+        return TrainedChain(options.begin, target, shared)
+    return TrainedBlocks.read(options.begin, target, shared)
+
+
+def _affordable(clips: Sequence[CaptionedClip], states: StatesFolder, disk: int | None) -> list[CaptionedClip]:
+    """Return the captions whose states fit the disk, the first of them.
+
+    Raises:
+        UsageError: fewer than :data:`FEWEST` do.
+    """
+    most = shutil.disk_usage(states.folder).free - SPARE
+    limit = most if disk is None else min(most, disk)
+    ends = [*accumulate(0 if clip.key in states else states.bytes_of(clip) for clip in clips)]
+    count = sum(end <= limit for end in ends)
+    if count < FEWEST:
+        raise UsageError(
+            f"states of {count} captions fit {limit / 1e9:.2f} GB, and a head learns from {FEWEST} or more",
+            hint=f"{option('disk')}, or room in {states.folder.parent}, for {ends[FEWEST - 1] / 1e9:.2f} GB",
         )
-        kept = add_head(best, facts) if facts.gains and self.digest != "unknown" else None
-        if self.out is not None:
-            try:
-                copy_head(best, self.out)
-            except OSError as error:
-                raise OutputError(f"{self.out}: cannot be written: {error.strerror}") from None
-        yield Trained(evaluation, measured, kept, self.out)
+    return [*clips[:count]]
+
+
+def _plan(
+    found: LearnableCaptions,
+    head: TrainedHead,
+    states: StatesFolder,
+    trained: Sequence[CaptionedClip],
+    held_out: Sequence[CaptionedClip],
+) -> TrainingPlan:
+    both, shared = [*trained, *held_out], head.shared
+    left_out = Counter(found.left_out) + Counter({"beyond the disk": len(found.clips) - len(both)})
+    parameters = sum(tensor.numel() for tensor in head.tensors.values())
+    weights = sum({id(one): one.nbytes for one in (shared.embedding, shared.output)}.values())
+    gpu = shared.embedding.device.type != "cpu"
+    return TrainingPlan(
+        str(found.profile.models.target),
+        len(trained),
+        len(held_out),
+        left_out,
+        found.prompts,
+        sum(map(states.bytes_of, both)),
+        training_bytes(parameters, weights, shared.vocabulary, gpu=gpu),
+        parameters,
+        len(states) > 0,
+        states.folder,
+    )
+
+
+def _kept(
+    head: Path, target: str, digest: str, clips: int, measured: Sequence[MeasuredClip], out: Path | None
+) -> Trained:
+    """Copy a head to where it is used, and return the end."""
+    found, kind = HeadEvaluation.of(measured), head_kind(str(head)) or "dflash"
+    speeds = found.tau, found.decode, found.end_to_end
+    facts = OwnHead(head_name(target, digest), target, digest, kind, today(), clips, *speeds)
+    try:
+        kept = add_head(head, facts) if facts.gains and digest != "unknown" else None
+        if out is not None:
+            copy_head(head, out)
+    except OSError as error:
+        raise OutputError(f"{out or 'the head'}: cannot be written: {error.strerror}") from None
+    return Trained(found, measured, kept, out)
 
 
 def measure_head(
     head: Path,
     profile: Profile,
     clips: Sequence[CaptionedClip],
-    unreadable: Callable[[CaptionedClip, Exception], None],
+    unreadable: list[VidspecError],
 ) -> Iterator[MeasuredClip]:
     """Load a head and its target, and caption clips with it and by plain decoding, in turns; yields each.
 
@@ -366,9 +329,9 @@ def measure_head(
     assert profile.models.target is not None
     placement = target_placement(profile)
     target = loading.load_model(profile.models.target, placement)
-    block_head = load_block_head(str(head), target, placement)
-    drafting = profiles.override(profile, {**drafting_keys(str(head), "dflash"), **DRAFTING})
-    with Captioner(drafting, target, None, head=block_head) as captioner:
+    kind = head_kind(str(head)) or "dflash"
+    drafting = profiles.override(profile, {**drafting_keys(str(head), kind), **DRAFTING})
+    with Captioner(drafting, target, None, head=load_head(kind, str(head), target, placement)) as captioner:
         yield from measure(captioner, clips, unreadable)
 
 
@@ -386,10 +349,6 @@ def training_bytes(numbers: int, shared: int, vocabulary: int, *, gpu: bool) -> 
     """
     rows = (GPU_CLIPS if gpu else CLIPS) * BLOCKS * BLOCK
     return shared + numbers * (24 if gpu else 20) + 6 * 4 * rows * vocabulary
-
-
-def _bytes_of(file: StatesFile, clip: CaptionedClip) -> int:
-    return file.bytes_of(64 + len(clip.request.prompt or "") // 3, len(clip.tokens))
 
 
 def _release() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +12,9 @@ from vidspec.cli.options import DebugOption, QuietOption, complete_format
 from vidspec.cli.printed import print_note
 from vidspec.errors import UsageError
 from vidspec.events.tally import counted
+
+if TYPE_CHECKING:
+    from vidspec.runs.formats.base import OutputFormat
 
 
 def merge(
@@ -50,16 +54,11 @@ def merge(
     from vidspec.runs.formats.base import format_of_suffix, make_format
     from vidspec.runs.merge import check_merged, merged_paths, render_records, write_merged
     from vidspec.runs.store.places import read_captions
-    from vidspec.runs.writers import StdoutLines
 
-    named = f"--output {output}" if form is None else f"--format {form}"
     names = [*dict.fromkeys(one.strip() for one in (form or format_of_suffix(output) or "jsonl").split(","))]
     forms = [make_format(name, several=True) for name in names]
     if output == "-":
-        if len(forms) > 1:
-            raise UsageError(f"{named}: standard output takes one format", hint="name a file with -o FILE")
-        if not forms[0].is_text:
-            raise UsageError(f"{named}: needs a file", hint=f"-o FILE{forms[0].suffix}")
+        _check_printed(forms, "--output -" if form is None else f"--format {form}")
     paths = [] if output == "-" else merged_paths(output, forms)
     for path, one in zip(paths, forms, strict=False):
         check_merged(path, one)
@@ -70,10 +69,7 @@ def merge(
         made = make_format(name, several=True, data=data, texts=texts, folder=path.parent)
         content = render_records((latest if one.lists_files else found).records, made)
         if not paths:
-            lines = StdoutLines()
-            for piece in content:
-                for line in piece.decode().removesuffix("\n").split("\n") if piece else ():
-                    lines.write(line)
+            _print(content)
         elif (backup := write_merged(path, content, made)) is not None and not quiet:
             print_note(f"{path}: the earlier file, which has other captions, is now {backup}")
     if not quiet:
@@ -81,3 +77,20 @@ def merge(
         more = [f"{found.duplicates} in several files"] * bool(found.duplicates)
         more += [f"{counted(found.torn, 'torn line')} left out"] * bool(found.torn)
         print_note("; ".join([f"{counted(len(shown), 'record')}, {shown.failed} failed", *more]))
+
+
+def _check_printed(forms: Sequence[OutputFormat], named: str) -> None:
+    """Refuse formats that standard output does not take, which an option ``named``."""
+    if len(forms) > 1:
+        raise UsageError(f"{named}: standard output takes one format", hint="name a file with -o FILE")
+    if not forms[0].is_text:
+        raise UsageError(f"{named}: needs a file", hint=f"-o FILE{forms[0].suffix}")
+
+
+def _print(content: Iterable[bytes]) -> None:
+    from vidspec.runs.writers import StdoutLines
+
+    lines = StdoutLines()
+    for piece in content:
+        for line in piece.decode().removesuffix("\n").split("\n") if piece else ():
+            lines.write(line)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
-from vidspec.cli.options import BUILT_IN, TextOrJson, target_names
+from vidspec.cli.options import BUILT_IN, TextOrJson, flatten_options, target_names
 from vidspec.cli.printed import print_json, print_note, print_rows
 from vidspec.errors import UsageError
 
@@ -23,6 +24,54 @@ if TYPE_CHECKING:
 SHOWN, SPARE = 3, 0.2
 
 
+@dataclass(frozen=True)
+class ModelsOptions:
+    """Options of ``vidspec models``, besides the words that name a model."""
+
+    draft: Annotated[
+        str | None, typer.Option("--draft", metavar="NAME|FOLDER", help="Inspect, use or get NAME with this draft.")
+    ] = None
+    none: Annotated[bool, typer.Option("--none", help="With use: go back to the demo pair.")] = False
+    every: Annotated[bool, typer.Option("--all", help="List all published pairs, the smallest first.")] = False
+    frames: Annotated[int, typer.Option(min=1, help="Frames of a clip.")] = 32
+    size: Annotated[str, typer.Option(metavar="WxH", help="Width and height of a frame in pixels.")] = "1280x720"
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option(
+            help="Type of weights and KV cache.", show_default="bfloat16; for a checkpoint, the default of this device"
+        ),
+    ] = None
+    weights: Annotated[
+        Literal["int8", "int4"] | None,
+        typer.Option(help="Quantise NAME, a target, at load (models.weights).", show_default="unchanged"),
+    ] = None
+    card: Annotated[
+        str | None,
+        typer.Option(help="List for a card, such as 4090 or h100.", show_default="the GPU here, if any"),
+    ] = None
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a caption.")] = 512
+    form: Annotated[
+        TextOrJson, typer.Option("--format", help="json: a list of objects; for a checkpoint, one object.")
+    ] = "text"
+
+    def load(self, dtype: str) -> MemoryWorkload:
+        """Return the clip that memory is counted for; ``dtype`` where none is given."""
+        from vidspec.models.known_pairs import MemoryWorkload
+
+        found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", self.size)
+        if not found:
+            raise UsageError(f"--size {self.size}: is not a size", hint="give width x height in pixels: 1280x720")
+        return MemoryWorkload(self.frames, (int(found[2]), int(found[1])), self.max_new_tokens, self.dtype or dtype)
+
+    @property
+    def inspecting(self) -> list[str]:
+        """The given options that inspect or list models."""
+        flags = {"every": "--all", "form": "--format", "max_new_tokens": "--max-new-tokens"}
+        names = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
+        return [flags.get(name, f"--{name}") for name in names if name not in ("draft", "none")]
+
+
+@flatten_options()
 def models(
     words: Annotated[
         list[str] | None,
@@ -35,31 +84,8 @@ def models(
             show_default=False,
         ),
     ] = None,
-    draft: Annotated[
-        str | None, typer.Option("--draft", metavar="NAME|FOLDER", help="Inspect, use or get NAME with this draft.")
-    ] = None,
-    none: Annotated[bool, typer.Option("--none", help="With use: go back to the demo pair.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="List all published pairs, the smallest first.")] = False,
-    frames: Annotated[int, typer.Option(min=1, help="Frames of a clip.")] = 32,
-    size: Annotated[str, typer.Option(metavar="WxH", help="Width and height of a frame in pixels.")] = "1280x720",
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option(
-            help="Type of weights and KV cache.", show_default="bfloat16; for a checkpoint, the default of this device"
-        ),
-    ] = None,
-    weights: Annotated[
-        Literal["int8", "int4"] | None,
-        typer.Option(help="Quantise NAME, a target, at load (models.weights).", show_default="unchanged"),
-    ] = None,
-    card: Annotated[
-        str | None,
-        typer.Option(help="List for a card, such as 4090 or h100.", show_default="the GPU here, if any"),
-    ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a caption.")] = 512,
-    form: Annotated[
-        TextOrJson, typer.Option("--format", help="json: a list of objects; for a checkpoint, one object.")
-    ] = "text",
+    *,
+    options: ModelsOptions,
 ) -> int:
     """List three models for this machine: memory, predicted gain, published quality, and the command to run.
 
@@ -80,47 +106,47 @@ def models(
 
     Exit codes: 0; with NAME, 3 if it is not supported, memory does not suffice, or its --draft does not fit it.
     """
-    from vidspec.models.known_pairs import MemoryWorkload, named_model, published_heads
-    from vidspec.models.own_heads import own_heads
-    from vidspec.models.recommended import named_card
+    from vidspec.models.known_pairs import named_model
 
-    width, height = _parse_size(size)
-    load = MemoryWorkload(frames, (height, width), max_new_tokens, dtype or "auto")
     verb, *names = words or [""]
     if verb == "remove":
         return _remove(names)
     if verb in ("use", "get"):
-        inspects = {"--dtype": dtype, "--weights": weights, "--card": card, "--format": form != "text", "--all": every}
-        inspects |= {"--frames": frames != 32, "--size": size != "1280x720", "--max-new-tokens": max_new_tokens != 512}
-        return _choose(verb, names, draft, [option for option, given in inspects.items() if given], none=none)
+        return _choose(verb, names, options)
     name = " ".join([verb, *names])
-    if none:
+    if options.none:
         raise UsageError("models: --none: unexpected argument", hint="vidspec models use --none")
     if name in BUILT_IN:
         raise UsageError(f"models: {name}: is a built-in pair", hint=f"vidspec models use {name}")
-    on = None if card is None else named_card(card)
     known = named_model(name) if name else None
-    if name and (known is None or draft is not None or weights is not None):
-        if names and known is None:
-            raise UsageError(f"models: {name}: no such model is listed", hint="vidspec models --all")
-        if on is not None:
-            raise UsageError(
-                "--card lists models of the table, and inspects none", hint=f"vidspec models --card {card}"
-            )
-        return _print_checkpoint(known.name if known else name, draft, load, weights, form)
-    for option, value in (("--draft", draft), ("--weights", weights)):
+    if names and known is None:
+        raise UsageError(f"models: {name}: no such model is listed", hint="vidspec models --all")
+    if name and (known is None or options.draft is not None or options.weights is not None):
+        return _print_checkpoint(known.name if known else name, options)
+    return _print_listed(known, options)
+
+
+def _print_listed(known: KnownModel | None, options: ModelsOptions) -> int:
+    """Print the rows of a listed model, or of all that suit this machine or a card; returns the exit code."""
+    from vidspec.models.known_pairs import published_heads
+    from vidspec.models.own_heads import own_heads
+    from vidspec.models.recommended import named_card
+
+    for option, value in (("--draft", options.draft), ("--weights", options.weights)):
         if value is not None:
             raise UsageError(f"{option} needs the name of a target", hint=f"vidspec models TARGET {option} {value}")
-    machine = _Machine.here(load._replace(dtype=dtype or "bfloat16"), on)
-    found = machine.rows_of(known) if known is not None else machine.all_rows() if every else machine.best_rows()
+    machine = _Machine.here(options.load("bfloat16"), None if options.card is None else named_card(options.card))
+    rows = machine.all_rows if options.every else machine.best_rows
+    found = rows() if known is None else machine.rows_of(known)
     heads = [head for head in own_heads() if known is None or head.target == known.name]
-    if form == "json":
+    if options.form == "json":
         own = [{**_head_row(head).to_dict(), "made": head.made, "clips": head.clips} for head in heads]
         print_json([*(row.to_dict() for row in found), *own])
     else:
         _print_rows(found)
         for head in heads:
-            _print_head(head)
+            gain = f"{head.decode:.1f}x plain decoding, measured" if head.gains else "gains too little, not used"
+            print_rows([(f"{head.target} with {head.name}", f"trained {head.made}", f"{head.clips} clips", gain)])
         if known is not None and not {row.draft for row in found}.isdisjoint(head.name for head in published_heads()):
             print_note("no published head has been run here: --baseline measures what it gains")
     if not found:
@@ -129,19 +155,19 @@ def models(
     return 3 if known is not None and known_sizes and all(fits is False for fits in known_sizes) else 0
 
 
-def _choose(verb: str, names: list[str], draft: str | None, others: Sequence[str], *, none: bool) -> int:
-    """Run ``models use`` or ``models get``, which take no other options; returns the exit code."""
+def _choose(verb: str, names: list[str], options: ModelsOptions) -> int:
+    """Run ``models use`` or ``models get``, which inspect nothing; returns the exit code."""
     from vidspec.cli import choosing
     from vidspec.models.known_pairs import named_model
 
-    for option in others:
+    for option in options.inspecting:
         raise UsageError(f"models {verb}: takes no {option}", hint=f"vidspec models NAME {option} ... inspects NAME")
     names = [named.name if (named := named_model(name)) else name for name in names]
     if verb == "use":
-        return choosing.choose_models(names, draft, none=none)
-    if none:
+        return choosing.choose_models(names, options.draft, none=options.none)
+    if options.none:
         raise UsageError("models get: takes no --none", hint="vidspec models use --none")
-    return choosing.download_models(names, draft)
+    return choosing.download_models(names, options.draft)
 
 
 def _remove(names: Sequence[str]) -> int:
@@ -159,33 +185,16 @@ def _head_row(head: OwnHead) -> ModelRow:
     return ModelRow(head.target, head.name, None, round(head.decode, 2), None, command)
 
 
-def _print_head(head: OwnHead) -> None:
-    """Print the line of a head that was trained here."""
-    gain = f"{head.decode:.1f}x plain decoding, measured" if head.gains else "gains too little, not used"
-    clips = f"{head.clips} clips"
-    print_rows([(f"{head.target} with {head.name}", f"trained {head.made}", clips, gain)])
-
-
-def _parse_size(size: str) -> tuple[int, int]:
-    """Parse ``--size`` into width and height."""
-    found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", size)
-    if not found:
-        raise UsageError(f"--size {size}: is not a size", hint="give width x height in pixels, such as 1280x720")
-    return int(found[1]), int(found[2])
-
-
-def _print_checkpoint(
-    name: str,
-    draft: str | None,
-    load: MemoryWorkload,
-    weights: Literal["int8", "int4"] | None,
-    form: TextOrJson,
-) -> int:
+def _print_checkpoint(name: str, options: ModelsOptions) -> int:
     """Inspect a checkpoint and print the findings; returns the exit code."""
     from vidspec.cli.checkpoint import inspect
 
+    if options.card is not None:
+        hint = f"vidspec models --card {options.card}"
+        raise UsageError("--card lists models of the table, and inspects none", hint=hint)
+    draft, load, weights = options.draft, options.load("auto"), options.weights
     found = inspect(name, draft, load, weights)
-    if form == "json":
+    if options.form == "json":
         print_json(found.to_dict())
     else:
         _print_rows(_inspected_rows(found))

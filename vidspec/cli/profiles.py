@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import itemgetter
 from typing import Annotated
 
 import typer
 
 from vidspec.cli.options import TextOrJson, profile_names
-from vidspec.cli.printed import print_json, print_rows
+from vidspec.cli.printed import facts_table, print_json, print_rows
 from vidspec.errors import UsageError
 from vidspec.registry import nearest
 
@@ -43,7 +45,6 @@ def profiles(
         print_json([{**info._asdict(), "path": str(info.path)} for info in found])
         return
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     rows = [
@@ -54,15 +55,8 @@ def profiles(
     if not console.is_terminal:
         print_rows(rows)
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column(overflow="fold")
-    group = ""
-    for name, about, new in rows:
-        if new != group:
-            group = new
-            table.add_row(Text(f"\n{group}", style="underline"), Text(""))
-        table.add_row(Text(name), Text(about))
-    console.print(table)
+    for group, listed in groupby(rows, itemgetter(2)):
+        console.print(Text(f"\n{group}", style="underline"))
+        facts_table((name, about) for name, about, _ in listed)
     more = f"{len(known) - len(found)} more with --all. " if len(found) < len(known) else ""
     Console(stderr=True).print(Text(f"{more}Your own profiles: {user_folder()}", style="dim"), soft_wrap=True)

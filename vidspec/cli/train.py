@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vidspec.cli.options import flatten_options
 from vidspec.cli.printed import print_note
 from vidspec.config.values import parse_size
 
@@ -17,6 +19,39 @@ if TYPE_CHECKING:
     from vidspec.training.train import Trained, TrainingEvent, TrainingPlan
 
 
+@dataclass(frozen=True)
+class TrainingOptions:
+    """Arguments of :func:`vidspec.training.train.train`."""
+
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FOLDER", help="The target.", show_default="the one that wrote most of the captions"),
+    ] = None
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="HEAD",
+            help="Begin with this head, a block or an EAGLE-3 one, a hub id or folder; its layout stays.",
+            show_default="the target's last blocks",
+        ),
+    ] = None
+    minutes: Annotated[
+        float, typer.Option(metavar="N", help="Train at most this long; less once accepted tokens rise no longer.")
+    ] = 60.0
+    blocks: Annotated[int, typer.Option(min=1, max=8, help="Blocks of a new head.")] = 2
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all that is random.")] = 0
+    disk: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Most room for states in the cache: 20GB.", show_default="what is free"),
+    ] = None
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Also write the head to DIR, in the layout of speculators."),
+    ] = None
+
+
+@flatten_options()
 def train(
     captions: Annotated[
         list[Path],
@@ -27,32 +62,7 @@ def train(
             show_default=False,
         ),
     ],
-    target: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|FOLDER", help="The target.", show_default="the one that wrote most of the captions"),
-    ] = None,
-    begin: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="HEAD",
-            help="Begin with this head, a block or an EAGLE-3 one, a hub id or folder; its layout stays.",
-            show_default="the target's last blocks",
-        ),
-    ] = None,
-    minutes: Annotated[
-        float, typer.Option(metavar="N", help="Train at most this long; less once accepted tokens rise no longer.")
-    ] = 60.0,
-    blocks: Annotated[int, typer.Option(min=1, max=8, help="Blocks of a new head.")] = 2,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of all that is random.")] = 0,
-    disk: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Most room for states in the cache: 20GB.", show_default="what is free"),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="DIR", help="Also write the head to DIR, in the layout of speculators."),
-    ] = None,
+    options: TrainingOptions,
     report: Annotated[
         Path | None,
         typer.Option(
@@ -77,15 +87,13 @@ def train(
     from vidspec.training.train import Trained
     from vidspec.training.train import train as run
 
-    room = None if disk is None else parse_size(disk, "--disk")
+    room = None if options.disk is None else parse_size(options.disk, "--disk")
     if report is not None:
         check_page(report, [str(place) for place in captions])
     taus = list[tuple[int, float]]()
     with ExitStack() as stack:
         bars = _Bars(stack, quiet=quiet)
-        for event in run(
-            captions, target=target, begin=begin, minutes=minutes, blocks=blocks, seed=seed, disk=room, out=out
-        ):
+        for event in run(captions, **{**vars(options), "disk": room}):
             bars.show(event)
             if isinstance(event, StepsProgress) and event.validated and event.tau is not None:
                 taus.append((event.step, event.tau))

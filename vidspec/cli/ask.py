@@ -10,27 +10,14 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from vidspec.cli.options import AnswerFormat, TerminalOptions, flatten_options
+from vidspec.cli.options import ASKING, AnswerFormat, TerminalOptions, flatten_options
 from vidspec.config.run_spec import RunSpec
 
 if TYPE_CHECKING:
     from vidspec.cli.session import DialogueSession
 
 #: Options shared with ``vidspec caption``.
-SHARED: tuple[str, ...] = (
-    "profile",
-    "settings",
-    "pair",
-    "target",
-    "draft",
-    "device",
-    "dtype",
-    "frames",
-    "fps",
-    "start",
-    "end",
-)
-SHARED += ("system", "max_new_tokens", "temperature", "report", "quiet", "debug")
+SHARED = (*ASKING, "start", "end", "report")
 
 
 @flatten_options(*SHARED)

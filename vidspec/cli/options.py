@@ -169,6 +169,12 @@ def flatten_options(
     return decorated
 
 
+#: Options of ``vidspec caption`` that all commands have which answer requests: models, frames, generation, terminal.
+ASKING: tuple[str, ...] = ("profile", "settings", "pair", "target", "draft", "device", "dtype", "frames", "fps")
+ASKING += ("system", "max_new_tokens", "temperature", "quiet", "debug")
+#: Those that commands with a server have too.
+SERVING = (*ASKING, "weights", "threads", "max_pixels", "prompt", "help_all")
+
 #: Help of ``--profile`` in commands other than ``vidspec caption``.
 PROFILE_HELP = "Method of acceleration; `vidspec profiles` lists the names, and which are not lossless."
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vidspec.cli.options import PROFILE_HELP, TerminalOptions, flatten_options
+from vidspec.cli.options import PROFILE_HELP, SERVING, TerminalOptions, flatten_options
 from vidspec.config.run_spec import RunSpec
 
 if TYPE_CHECKING:
@@ -18,11 +18,8 @@ if TYPE_CHECKING:
     from vidspec.runs.planning import RunPlan
     from vidspec.runs.review import CaptionFiles
 
-#: Options shared with ``vidspec caption``: those that name clips and their files, and those of another caption.
-SHARED: tuple[str, ...] = ("paths", "from_file", "manifest", "include", "exclude", "include_images")
-SHARED += ("format", "output_dir", "name", "profile", "settings", "pair", "target", "draft", "device", "dtype")
-SHARED += ("weights", "threads", "frames", "fps", "max_pixels", "prompt", "system", "max_new_tokens", "temperature")
-SHARED += ("quiet", "debug", "help_all")
+#: Options of ``vidspec caption`` that name clips and their files.
+NAMING = ("paths", "from_file", "manifest", "include", "exclude", "include_images", "format", "output_dir", "name")
 HELPS = {
     "prompt": "Question about a clip that is captioned again, unless the page changes it.",
     "profile": PROFILE_HELP,
@@ -30,7 +27,7 @@ HELPS = {
 HOST = "127.0.0.1"
 
 
-@flatten_options(*SHARED, helps=HELPS)
+@flatten_options(*NAMING, *SERVING, helps=HELPS)
 def review(
     spec: RunSpec,
     options: TerminalOptions,

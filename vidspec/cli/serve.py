@@ -13,24 +13,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vidspec.cli.options import PROFILE_HELP, TerminalOptions, flatten_options
+from vidspec.cli.options import PROFILE_HELP, SERVING, TerminalOptions, flatten_options
 from vidspec.config.run_spec import RunSpec
 from vidspec.config.values import parse_size
 
 if TYPE_CHECKING:
     from vidspec.serve.config import ServeConfig
 
-#: Options shared with ``vidspec caption``.
-SHARED: tuple[str, ...] = ("profile", "settings", "pair", "target", "draft", "device", "dtype", "weights", "threads")
-SHARED += ("frames", "fps", "max_pixels", "prompt", "system", "max_new_tokens", "temperature", "batch")
-SHARED += ("quiet", "debug", "help_all")
 HELPS = {
     "prompt": "Question or instruction about the video where a request has no text.",
     "profile": PROFILE_HELP,
 }
 
 
-@flatten_options(*SHARED, helps=HELPS)
+@flatten_options(*SERVING, "batch", helps=HELPS)
 def serve(
     spec: RunSpec,
     options: TerminalOptions,

@@ -70,13 +70,16 @@ def join_url(folder: str, name: str) -> str:
 
 
 @contextmanager
-def open_url(name: str, limits: FetchLimits | None = None, allowance: Allowance | None = None) -> Iterator[BinaryIO]:
+def open_url(
+    name: str, limits: FetchLimits | None = None, allowance: Allowance | None = None, size: int | None = None
+) -> Iterator[BinaryIO]:
     """Open a seekable file for reading. Raises the store's own exceptions, for :func:`retry`.
 
     Args:
         name: path or URL of the file.
         limits: read limits; None for the defaults.
         allowance: shared allowance; None for a new one whose timeout holds per request.
+        size: bytes of a file behind a URL as far as they are read, if they are known; else the store is asked.
     """
     limits = limits or FetchLimits()
     if not is_url(name):
@@ -86,7 +89,8 @@ def open_url(name: str, limits: FetchLimits | None = None, allowance: Allowance 
         with open(name, "rb") as file:
             yield file
         return
-    with io.BufferedReader(_Pieces(name, limits, allowance or Allowance(name, limits, whole=False)), HEADERS) as file:
+    allowance = allowance or Allowance(name, limits, whole=False)
+    with io.BufferedReader(_Pieces(name, limits, allowance, size), HEADERS) as file:
         yield file
 
 
@@ -116,10 +120,10 @@ class SizedFile(io.RawIOBase):
 class _Pieces(SizedFile):
     """File behind a URL, fetched in pieces as it is read."""
 
-    def __init__(self, name: str, limits: FetchLimits, allowance: Allowance) -> None:
+    def __init__(self, name: str, limits: FetchLimits, allowance: Allowance, size: int | None) -> None:
         self._store, self._path = _file_system(name, limits.access)
         self._name, self._allowance = name, allowance
-        size = allowance.call(partial(self._store.info, self._path)).get("size")
+        size = size or allowance.call(partial(self._store.info, self._path)).get("size")
         if size is None:
             raise VideoError(f"{name}: its size is not known, so it cannot be read in pieces", hint="download it first")
         super().__init__(int(size))
@@ -171,32 +175,22 @@ def copy(name: str, to: Path, start: int = 0, size: int | None = None, limits: F
     allowance = Allowance(name, limits)
     if size is None:
         retry(name, partial(_copy_url, name, to, limits, allowance))
-        return
-    allowance.take(size)
-    if not is_url(name):
-        retry(name, partial(_copy_local, name, to, start, size, allowance))
-        return
-    store, path = _file_system(name, limits.access)
-    with open_own(to, "xb") as file:
-        for first in range(start, start + size, CHUNK):
-            end = min(first + CHUNK, start + size)
-            content = retry(name, partial(allowance.call, partial(_read_range, store, path, first, end)))
-            if file.write(content) < end - first:
-                raise _truncated_error(name)
+    elif size > limits.most:
+        raise allowance.size_error()
+    elif is_url(name):
+        _copy_part(name, to, start, size, limits, allowance)  # each piece is retried
+    else:
+        retry(name, partial(_copy_part, name, to, start, size, limits, allowance))
 
 
-def _copy_local(name: str, to: Path, start: int, size: int, allowance: Allowance) -> None:
-    with open_url(name) as source, open_own(to, "xb") as file:
+def _copy_part(name: str, to: Path, start: int, size: int, limits: FetchLimits, allowance: Allowance) -> None:
+    with open_url(name, limits, allowance, start + size) as source, open_own(to, "xb") as file:
         source.seek(start)
         while size and allowance.seconds:
             content = source.read(min(size, CHUNK))
             if not content:
-                raise _truncated_error(name)
+                raise VideoError(f"{name}: ends within the clip", kind="truncated", hint="copy or download it again")
             size -= file.write(content)
-
-
-def _truncated_error(name: str) -> VideoError:
-    return VideoError(f"{name}: ends within the clip", kind="truncated", hint="copy or download it again")
 
 
 def _copy_url(name: str, to: Path, limits: FetchLimits, allowance: Allowance) -> None:

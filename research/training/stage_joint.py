@@ -14,7 +14,7 @@ import torch
 
 from research.training.architecture import Architecture, Grid
 from research.training.codes import shares
-from research.training.stage_language import FRAMES, FRAMES_WEIGHT, Reader, Seen, Source, rank
+from research.training.stage_language import FRAMES, FRAMES_WEIGHT, Reader, Seen, Source
 from research.training.stage_vision import pixels
 from research.world.scene import draw_scene
 from vidspec.models.placement import has_slow_half_precision
@@ -90,7 +90,7 @@ class Bank:
         self.begin(seed)
 
     def begin(self, seed: int) -> None:
-        self.shape, self.py = random.Random(seed), random.Random(seed + 1000 * rank())
+        self.shape, self.py = random.Random(seed), random.Random(seed)
         if self.fresh is not None:
             self.fresh.begin(seed + 50)
 

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import distributed as dist
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
@@ -265,24 +264,9 @@ class Learner:
             group["lr"] = rate * self.peak
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
-        if dist.is_initialized():
-            self._share_gradients()
         torch.nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
         self.optimiser.step()
         self.recent.append(plain)
-
-    def _share_gradients(self) -> None:
-        """Average gradients over all processes."""
-        gradients = []
-        for weight in self.module.parameters():
-            if weight.grad is None:  # of a probe without labels in this process's batch
-                weight.grad = torch.zeros_like(weight)
-            gradients.append(weight.grad)
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        dist.all_reduce(flat)
-        parts = (flat / dist.get_world_size()).split([gradient.numel() for gradient in gradients])
-        for gradient, part in zip(gradients, parts, strict=True):
-            gradient.copy_(part.view_as(gradient))
 
     def mean(self, last: int) -> float:
         recent = self.recent[-last:]
@@ -355,7 +339,7 @@ class Fresh:
         self.begin(seed)
 
     def begin(self, seed: int) -> None:
-        self.shape, self.py = random.Random(seed), random.Random(seed + 1000 * rank())
+        self.shape, self.py = random.Random(seed), random.Random(seed)
 
     def __call__(self, progress: float) -> tuple[list[Seen], int]:
         if not self.easy:
@@ -382,11 +366,6 @@ class Fresh:
         return Seen(scene, frames, grid, features, share)
 
 
-def rank() -> int:
-    """Rank of this process among those that train together."""
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
 def train_readers(
     family: Architecture,
     readers: dict[str, Reader],
@@ -406,8 +385,6 @@ def train_readers(
 
     Every 100 steps it writes ``<stage>.going``, from which it resumes if the file exists.
 
-    In a process group every process reads samples of its own, of the same size, and gradients are averaged.
-
     Args:
         family: of the readers.
         readers: by the names ``target`` and ``draft``.
@@ -424,7 +401,7 @@ def train_readers(
     learners = {name: Learner(name, reader, peak) for name, reader in readers.items()}
     begun, going = time.monotonic(), out / f"{stage}.going"
     first = resume(learners, going) if going.exists() else 0
-    drawn = seed + first + 1000 * rank()  # skip samples read before
+    drawn = seed + first  # skip samples read before
     py, rng = random.Random(drawn), np.random.default_rng(drawn)
     if first:
         source.begin(seed + first)
@@ -457,17 +434,14 @@ def train_readers(
             )
             loss, plain = read_loss(reader, samples, visual, facts, truth)
             learner.learn(loss, rate, plain)
-        if rank():
-            continue
         if (step + 1) % 50 == 0:
             row = {name: learner.mean(50) for name, learner in learners.items()}
             print(json.dumps({"stage": stage, "step": step + 1, "nats": row,
                               "s": round(time.monotonic() - begun, 1)}), flush=True)  # fmt: skip
         if (step + 1) % 100 == 0:
             checkpoint(learners, going, step + 1)
-    if not rank():
-        save(learners, out / f"{stage}.pt")
-        going.unlink(missing_ok=True)
+    save(learners, out / f"{stage}.pt")
+    going.unlink(missing_ok=True)
 
 
 def interval(rng: random.Random, frames: int, grid: Grid) -> float:

@@ -30,8 +30,6 @@ from vidspec.models.loading import embedded_folder
 
 #: Freed memory is kept: giving it back and asking for it again at every step takes half of the processor's time.
 KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
-#: Address at which the processes of a stage meet, on this machine only.
-PORT = 29_571
 FAMILIES = ("llava_onevision", "qwen2_5_vl")
 #: The shipped pairs.
 PAIRS = {"llava_onevision": "embedded", "qwen2_5_vl": "embedded-qwen"}
@@ -42,20 +40,11 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "shipped": {
         family: {
             "seed": seed,
-            "processes": 1,
             "language": [{"steps": language, "batch": 4, "peak": 3e-4, "draft_every": 2}],
             "bank": {"clips": 240},
             "joint": [
-                {
-                    "steps": joint,
-                    "batch": 4,
-                    "peak": 1.5e-4,
-                    "floor": 0.02,
-                    "draft_every": 2,
-                    "part": 0.4,
-                    "keep": (128, 192, 256),
-                    "keep_late": (256, 512, 1024),
-                },
+                {"steps": joint, "batch": 4, "peak": 1.5e-4, "floor": 0.02, "draft_every": 2, "part": 0.4}
+                | {"keep": (128, 192, 256), "keep_late": (256, 512, 1024)}
             ],
         }
         for family, (seed, language, joint) in LAST.items()
@@ -63,7 +52,6 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "nothing": {
         "llava_onevision": {
             "seed": 1,
-            "processes": 1,
             "language": [{"steps": 3600, "batch": 4, "peak": 1e-3, "easy": True}],
             "vision": [{"steps": 4000, "scenes": 12, "peak": 1e-3}],
             "bank": {"clips": 1500},
@@ -72,15 +60,14 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "qwen2_5_vl": {
             "seed": 1,
-            "processes": 2,
             "language": [{"steps": 1400, "batch": 4, "peak": 3.5e-4}],
             "vision": [
                 {"steps": 3800, "of": 5600, "scenes": 12, "peak": 1e-3},
                 {"steps": 700, "scenes": 12, "peak": 3e-4, "floor": 0.02},
             ],
             "bank": {"clips": 200, "parts": 4},
-            "joint": [{"steps": 300, "batch": 4, "peak": 2.5e-4, "floor": 0.2, "keep": (96, 128, 192, 256)}],
-            "polish": [{"steps": 290, "batch": 4, "peak": 1.2e-4, "floor": 0.02, "keep": (256, 384, 560)}],
+            "joint": [{"steps": 300, "batch": 8, "peak": 2.5e-4, "floor": 0.2, "keep": (96, 128, 192, 256)}],
+            "polish": [{"steps": 290, "batch": 8, "peak": 1.2e-4, "floor": 0.02, "keep": (256, 384, 560)}],
         },
     },
 }
@@ -240,18 +227,6 @@ def _bank_part(job: tuple[str, str, Path, int, int]) -> None:
     torch.save(build_bank(run.family, run.seers(), clips, seed), _part_file(job))
 
 
-def _member(rank: int, size: int, family: str, out: Path, begin: str, stage: str) -> None:
-    """Run one of ``size`` processes of a stage: with one thread each they synchronise per step, not per layer."""
-    torch.set_num_threads(1)
-    store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
-        "127.0.0.1", PORT, size, is_master=rank == 0
-    )
-    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    torch.manual_seed(rank)
-    getattr(Run(architecture(family), out, begin), stage)()
-    torch.distributed.destroy_process_group()
-
-
 STAGES = ("shipped", "language", "vision", "bank", "joint", "polish", "export", "scores")
 
 
@@ -261,18 +236,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints and the finished pair")
     parser.add_argument("--from", dest="begin", choices=tuple(SETTINGS), default="shipped")
     parser.add_argument("--stage", choices=STAGES, help="run only this stage")
-    parser.add_argument("--threads", type=int, default=1, help="threads of one stage (joint: take all cores)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of one stage")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(args.threads)
     settings = SETTINGS[args.begin][args.family]
     torch.manual_seed(settings["seed"])
     run = Run(architecture(args.family), args.out, args.begin)
-    if args.stage in ("joint", "polish") and (members := settings["processes"]) > 1:
-        torch.multiprocessing.spawn(  # type: ignore[attr-defined, no-untyped-call]
-            _member, (members, args.family, args.out, args.begin, args.stage), members
-        )
-        return
     if args.stage:
         getattr(run, args.stage)()
         return

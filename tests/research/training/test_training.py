@@ -15,7 +15,6 @@ from research.training.stage_joint import Bank, build_bank, grow
 from research.training.stage_language import (
     ANSWERS,
     Fresh,
-    Learner,
     Reader,
     Shown,
     choose_visible,
@@ -132,28 +131,6 @@ def test_answers_weigh_more_than_captions(words):
     batch.weights[batch.weights > 0] = 1.0
     even, same = read_loss(reader, batch, visual, facts)
     assert even != known and same == plain
-
-
-def test_processes_share_the_mean_of_their_gradients(monkeypatch):
-    from torch import distributed
-
-    def add_another(flat):
-        """Add a second process whose gradients are all 3."""
-        flat.add_(3.0)
-
-    layer = torch.nn.Linear(2, 1)
-    before = {name: value.clone() for name, value in layer.named_parameters()}
-    learner = Learner("target", layer, peak=1.0)
-    learner.optimiser = torch.optim.SGD(layer.parameters(), lr=1.0)
-    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
-    monkeypatch.setattr(distributed, "all_reduce", add_another)
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: None)
-    learner.learn(layer(torch.tensor([[1.0, 5.0]])).sum(), rate=0.1, plain=0.0)
-    steps = {name: (before[name] - value).detach() / 0.1 for name, value in layer.named_parameters()}
-    assert torch.allclose(steps["weight"], torch.tensor([[2.0, 4.0]])) and torch.allclose(
-        steps["bias"], torch.tensor([2.0])
-    )
 
 
 def test_learning_rate_warms_up_and_falls():

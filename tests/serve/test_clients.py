@@ -20,13 +20,6 @@ CLIP = shipped()[0]
 
 
 @pytest.fixture(scope="module")
-def captioner():
-    overrides = {"video.frames": 4, "generate.max_new_tokens": 20, "models.device": "cpu"}
-    with Captioner.from_profile("vanilla-sd", overrides=overrides) as loaded:
-        yield loaded
-
-
-@pytest.fixture(scope="module")
 def url(captioner):
     with serving(captioner, api_key="sk-123456", media_folder=str(CLIP.parent)) as (url, notes):
         yield url

@@ -15,17 +15,9 @@ import pytest
 from PIL import Image
 
 from tests.serve.servers import asked, data_url, serving
-from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
 
 CLIP = shipped()[0]
-
-
-@pytest.fixture(scope="module")
-def captioner():
-    overrides = {"video.frames": 4, "generate.max_new_tokens": 4, "models.device": "cpu"}
-    with Captioner.from_profile("vanilla-sd", overrides=overrides) as loaded:
-        yield loaded
 
 
 class Media(BaseHTTPRequestHandler):

@@ -96,7 +96,7 @@ def models(
 
     Gains are over plain decoding, looked up in a table of predictions for NVIDIA GPUs, whose default draft `vidspec
     caption` takes. Quality is what the model's publisher states, with the address: per cent of the questions of
-    Video-MME answered correctly from the video, without subtitles.
+    Video-MME answered correctly from the video, without subtitles; some models think first there, and not here.
 
     `vidspec models use NAME` makes NAME the default of `vidspec caption` in the user's config; `vidspec models use
     --none` removes it. Heads that `vidspec train` made here follow the rows, with date, clips and measured gain.

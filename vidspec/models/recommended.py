@@ -83,10 +83,10 @@ def _table(file: Path = TABLE) -> Mapping[str, Any]:
 @cache
 def video_scores() -> dict[str, VideoScore]:
     """Return the published scores of listed models, by hub id."""
-    table = _table(TABLE.with_name("video_scores.yaml"))
     return {
-        name: VideoScore(table["benchmark"], score, source)
-        for source, scores in table["sources"].items()
+        name: VideoScore(benchmark, score, source)
+        for benchmark, sources in _table(TABLE.with_name("video_scores.yaml")).items()
+        for source, scores in sources.items()
         for name, score in scores.items()
     }
 

@@ -57,6 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left := set(tiers.take_samples(items)):
         config.hook.pytest_deselected(items=[*left])
         items[:] = [item for item in items if item not in left]
+    tiers.sort_long_first(items)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked or "VIDSPEC_GPU_SMOKE" in os.environ:  # of which those run that mean something on a CPU
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -54,3 +55,11 @@ def test_a_sweep_leaves_nothing_out(monkeypatch):
     monkeypatch.setenv(tiers.EVERY, "1")
     quick, full = taken(ten(pytest.mark.sample(quick=2, full=5)))
     assert (len(quick), len(full)) == (2, 8)
+
+
+def test_the_longest_come_first():
+    names = ["tests/a.py::one", f"{tiers.LONG[1]}::one[x::y]", "tests/b.py::one", f"{tiers.LONG[0]}::two"]
+    items = [Item(name) for name in names]
+    tiers.sort_long_first(cast(list[pytest.Item], items))
+    assert [item.nodeid for item in items] == [names[1], names[3], names[0], names[2]]
+    assert all((Path(__file__).parents[1] / name).is_file() for name in tiers.LONG)

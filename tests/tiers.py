@@ -14,6 +14,20 @@ import pytest
 #: Environment variable under which products do not take turns.
 EVERY = "VIDSPEC_EVERY"
 
+#: Files with the longest tests.
+LONG = (
+    "tests/engine/test_compiled.py",
+    "tests/engine/test_graphs.py",
+    "tests/models/test_loading.py",
+    "tests/models/test_quick_import.py",
+    "tests/runs/test_end_to_end.py",
+    "tests/runs/test_kill.py",
+    "tests/runs/test_object_store.py",
+    "tests/runs/test_orders.py",
+    "tests/runs/test_pool.py",
+    "tests/test_readme_commands.py",
+)
+
 
 class Tier:
     """The tests that this session of pytest runs, which ``tests/conftest.py`` sets before any is imported."""
@@ -29,6 +43,11 @@ def examples(count: int) -> int:
 def in_turn(values: Iterable[Any], step: int) -> Sequence[Any]:
     """Return every ``step``-th value, the first among them; all in ``make sweep``."""
     return [*values] if os.environ.get(EVERY) else [*values][::step]
+
+
+def sort_long_first(items: list[pytest.Item]) -> None:
+    """Move the tests of :data:`LONG` to the front: one begun last would keep all other processes waiting."""
+    items.sort(key=lambda item: item.nodeid.partition("::")[0] not in LONG)
 
 
 def take_samples(items: list[pytest.Item]) -> list[pytest.Item]:

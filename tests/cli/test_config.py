@@ -5,7 +5,7 @@ import pytest
 
 from tests.fake_captioner import FakeCaptioner
 from vidspec.config import files
-from vidspec.config.user_config import OWN_KEYS, SECTIONS, config_path
+from vidspec.config.user_config import OWN_KEYS, SECTIONS, read_config
 
 CONFIG = """
 profile: sd-rand
@@ -18,7 +18,7 @@ generate: {max_new_tokens: 99}
 
 @pytest.fixture
 def config():
-    path = config_path()
+    path = read_config().path
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(CONFIG)
     return path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property, partial, wraps
@@ -256,10 +255,6 @@ class TerminalOptions:
         bool,
         typer.Option("--help-all", is_eager=True, callback=_help_all, help="Show all options and exit."),
     ] = False
-
-    @property
-    def shows_tracebacks(self) -> bool:
-        return self.debug or os.environ.get("VIDSPEC_DEBUG", "") not in ("", "0")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -117,7 +118,7 @@ class TerminalReporter(RunReporter):
     def result_observers(self, plan: RunPlan) -> Sequence[RunObserver]:
         options, several = self.options, plan.found.several
         as_json = options.progress == "json"
-        quiet, debug = options.quiet, options.shows_tracebacks
+        quiet, debug = options.quiet, options.debug or os.environ.get("VIDSPEC_DEBUG", "") not in ("", "0")
         lines: RunObserver = OutcomeLines(several=several, quiet=quiet, debug=debug, verbose=options.verbose)
         if as_json:
             lines = ClipEvents(quiet=quiet, debug=debug)

@@ -58,8 +58,3 @@ def style(name: str) -> str:
         meant = f"; did you mean {close}?" if close else ""
         raise UsageError(f"no style is called {name!r}{meant}", hint=f"the styles are {', '.join(STYLES)}")
     return STYLES[name]
-
-
-def style_schema(name: str | None) -> str | None:
-    """Return the JSON Schema that belongs to a style; None if its answers are free text."""
-    return EVENTS_SCHEMA if name == "events" else None

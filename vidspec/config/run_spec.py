@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from vidspec.config.prompts import style_schema
 from vidspec.config.sections import Flag
 from vidspec.config.values import filled, parse_count, parse_segment, parse_size, parse_timeout, require_text, seconds
 from vidspec.errors import UsageError, option
@@ -350,10 +349,6 @@ class RunSpec(BaseModel):
         return self.turn or (self.prompt if len(self.prompt) > 1 else ())
 
     @property
-    def single_prompt(self) -> str | None:
-        return self.prompt[0] if len(self.prompt) == 1 else None
-
-    @property
     def names_models(self) -> bool:
         """True if the models were chosen; otherwise captions of the built-in models are marked."""
         return not {"models.pair", "models.target"}.isdisjoint(self.overrides)
@@ -386,7 +381,7 @@ class RunSpec(BaseModel):
         if self.rewrite == "@":
             raise UsageError(f"{option('rewrite', '@')}: names no file", hint=option("rewrite", "@shorter.txt"))
         given = [option("json_object")] * self.json_object
-        given += [option("style", "events")] * (style_schema(self.style) is not None)
+        given += [option("style", "events")] * (self.style == "events")
         given += [option(key) for key in ("generate.fields", "generate.json_schema") if given and key in self.overrides]
         if len(given) > 1:
             hint = f"{given[1]} alone answers with JSON too"
@@ -409,11 +404,6 @@ class RunSpec(BaseModel):
         for name in names:
             if getattr(self, name):
                 raise UsageError(f"{option(name)} {reason}", hint=hint)
-
-    @property
-    def second_texts(self) -> tuple[str, ...]:
-        """Keys of texts beside the caption that a record of the run may have."""
-        return ("original",) * (self.rewrite is not None or self.limit is not None) + ("summary",) * self.summary
 
     @property
     def rewrite_path(self) -> Path | None:

@@ -78,21 +78,17 @@ def sets_a_method(keys: Mapping[str, object]) -> bool:
     return any(key == "models.draft" or key.partition(".")[0] in _METHOD for key in keys)
 
 
-def config_path() -> Path:
-    import platformdirs
-
-    return Path(platformdirs.user_config_dir("vidspec")) / "config.yaml"
-
-
 def read_config(path: Path | None = None) -> UserConfig:
-    """Read the user's config; empty if there is none.
+    """Read the user's config, that at ``path`` or in the user's folder; empty if there is none.
 
     Raises:
         UsageError: the file cannot be read, is not YAML, or has an unknown key.
     """
+    import platformdirs
+
     from vidspec.config.yaml_files import read_yaml
 
-    path = config_path() if path is None else path
+    path = path or Path(platformdirs.user_config_dir("vidspec")) / "config.yaml"
     if not os.path.lexists(path):  # a link whose file is gone is an error: its settings would be missing in silence
         return UserConfig(path)
     data = read_yaml(path)

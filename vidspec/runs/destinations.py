@@ -60,7 +60,8 @@ def plan_renderers(
         UsageError: a file cannot be written, is one of the clips, or would be shared by two formats.
     """
     entries = found.entries
-    data, texts = schema_properties(profile.generate.grammar_schema), spec.second_texts
+    data = schema_properties(profile.generate.grammar_schema)
+    texts = ["original"] * (spec.rewrite is not None or spec.limit is not None) + ["summary"] * spec.summary
     cut = None if spec.cut is None or parts else SegmentNames(make_format("txt"), spec.cut, None, profile.name)
     own = [form for form in forms if cut is None and writes_clip_file(spec, form)] if not parts else []
     each = [SidecarNames(form, spec.output_dir, spec.name, profile.name) for form in own]

@@ -27,6 +27,7 @@ from vidspec.runs.run_settings import (
 )
 from vidspec.runs.run_store import RunStore
 from vidspec.runs.shards import save_array, shard_of
+from vidspec.runs.sources.base import is_shard
 from vidspec.runs.store.earlier import with_earlier_texts
 from vidspec.runs.store.records import settings_digest
 from vidspec.runs.store.run_lines import CaptionRun
@@ -148,7 +149,7 @@ def plan(spec: RunSpec, reporter: RunReporter | None = None, *, prints: bool = F
     shard = shard_of(spec, beside=beside)
     found = _find_clips(spec, shard, reporter, links=beside)
     parts = writes_parts(spec, forms, found.entries)
-    if not parts:
+    if not parts and any(is_shard(entry.path) for entry in found.entries):
         _open_shards(asked, profile, found, limits, reporter)
     entries = found.entries
     check_clips(asked, forms, entries)
@@ -191,10 +192,8 @@ def _open_shards(
 ) -> None:
     """Replace shards by the clips in them; unreadable shards are reported and left out."""
     from vidspec.runs.job import named_fields
-    from vidspec.runs.sources.base import is_shard, shard_members
+    from vidspec.runs.sources.base import shard_members
 
-    if not any(is_shard(entry.path) for entry in found.entries):
-        return
     names, entries = named_fields(spec, profile), list[Job]()
     for entry in found.entries:
         try:

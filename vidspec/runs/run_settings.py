@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from vidspec.bounds import LONGEST_PROMPT
 from vidspec.config.json_schema import ANY_OBJECT
 from vidspec.config.profiles import PREFIX, flatten_keys
-from vidspec.config.prompts import EVENTS_SCHEMA, style, style_schema
+from vidspec.config.prompts import EVENTS_SCHEMA, style
 from vidspec.config.run_spec import RunSpec
 from vidspec.errors import UsageError, option
 from vidspec.files import read_text
@@ -73,10 +73,11 @@ def profile_keys(spec: RunSpec) -> dict[str, object]:
         UsageError: a key is set twice.
     """
     keys = dict(spec.overrides)
-    schema = ANY_OBJECT if spec.json_object else style_schema(spec.style)
-    derived = {} if schema is None else {"generate.json_schema": schema}
-    if (prompt := style(spec.style) if spec.style is not None else spec.single_prompt) is not None:
-        derived["generate.prompt"] = prompt
+    derived: dict[str, object] = {}
+    if spec.json_object or spec.style == "events":
+        derived["generate.json_schema"] = ANY_OBJECT if spec.json_object else EVENTS_SCHEMA
+    if spec.style is not None or len(spec.prompt) == 1:
+        derived["generate.prompt"] = style(spec.style) if spec.style is not None else spec.prompt[0]
     for name in derived.keys() & keys.keys():
         raise UsageError(f"{option(name)}: is set twice")
     return keys | derived

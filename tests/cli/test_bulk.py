@@ -306,7 +306,7 @@ def test_no_lock_stays_behind_a_run(vidspec, name):
 
 
 def test_a_run_tells_its_pace(vidspec, clips, monkeypatch):
-    monkeypatch.setattr("vidspec.cli.listeners.PROGRESS_INTERVAL", 0.0)
+    monkeypatch.setattr("vidspec.cli.terminal.PROGRESS_INTERVAL", 0.0)
     err = vidspec("caption", clips).err
     assert "2/4 clips; " in err and "4/4 clips; 1 failed; " in err
 

@@ -16,10 +16,10 @@ from research.world.captions import PROMPTS
 from tests.cli.terminals import Terminal
 from tests.fake_captioner import IDS, PARTS, TEXT, FakeCaptioner, FakeReader, events, record
 from vidspec import video
-from vidspec.cli.listeners import OutcomeLines
 from vidspec.cli.printed import print_note
 from vidspec.cli.report import print_failure, summary
 from vidspec.cli.start import REAL
+from vidspec.cli.terminal import OutcomeLines
 from vidspec.config.prompts import STYLES
 from vidspec.draft_length.costs import PassCosts
 from vidspec.embedded.prompts import NOTICE as WARNING

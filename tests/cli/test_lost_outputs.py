@@ -124,7 +124,7 @@ def test_a_table_that_was_deleted_comes_back_without_captioning(vidspec, meanwhi
 
 def test_a_file_that_is_deleted_behind_the_last_clip(vidspec, monkeypatch):
     """Between its last record and its end."""
-    from vidspec.cli.listeners import OutcomeLines
+    from vidspec.cli.terminal import OutcomeLines
 
     monkeypatch.setattr(OutcomeLines, "result", lambda self, *given: given[-1].done < 5 or os.remove("out/out.jsonl"))
     ran = vidspec("caption", *CLIPS, *JSONL)

@@ -111,7 +111,7 @@ def test_segments_are_taken_over_also_by_a_run_that_was_killed_meanwhile(vidspec
 
 
 def test_a_journal_that_is_deleted_behind_the_last_clip_is_an_error(vidspec, monkeypatch):
-    from vidspec.cli.listeners import OutcomeLines
+    from vidspec.cli.terminal import OutcomeLines
 
     lost = ".out.csv.vidspec.jsonl"
     monkeypatch.setattr(OutcomeLines, "result", lambda self, *given: given[-1].done < 2 or os.remove(lost))

@@ -24,7 +24,7 @@ def events(ran):
 
 @pytest.mark.parametrize("quiet", [(), ("--quiet",)])
 def test_progress_and_the_end_are_json_objects(vidspec, monkeypatch, quiet):
-    monkeypatch.setattr("vidspec.cli.listeners.PROGRESS_INTERVAL", 0.0)
+    monkeypatch.setattr("vidspec.cli.terminal.PROGRESS_INTERVAL", 0.0)
     command = ("caption", "a", "b", "c", "-o", "out.jsonl", "--progress", "json", *quiet)
     for counts in ([1, 2, 3, 3], [0]):
         lines = [one for one in events(vidspec(*command)) if one["event"] in ("progress", "end")]

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
 import typer
 
-from vidspec.cli.options import KeyNames, ModelOptions, SetOption, flatten_options
+from vidspec.cli.options import KeyNames, ModelOptions, SetOption, flatten_options, parse_measured_settings
 from vidspec.cli.printed import print_facts, print_markdown, print_note
-from vidspec.cli.typed_settings import parse_measured_settings
 from vidspec.errors import UsageError
 
 if TYPE_CHECKING:

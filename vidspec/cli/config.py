@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vidspec.cli.options import DebugOption, ProfileOption, SetOption, TextOrJson
+from vidspec.cli.options import DebugOption, ProfileOption, SetOption, TextOrJson, parse_settings
 from vidspec.cli.printed import print_json, print_note, print_rows
 from vidspec.errors import UsageError
 from vidspec.escaping import json_text, one_line
@@ -32,7 +32,6 @@ def show(
 
     In order of precedence: flag, VIDSPEC_* variable, profile, user's config, default.
     """
-    from vidspec.cli.typed_settings import parse_settings
     from vidspec.config.user_config import CHOSEN, read_config
     from vidspec.decoding.default_profile import resolve_profile
 

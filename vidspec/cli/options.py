@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property, partial, wraps
 from inspect import Parameter, Signature, signature
@@ -13,9 +13,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from vidspec.cli.keys import COMMON_KEYS, KEY_SECTIONS, Completion, field_parameters, key_parameters
-from vidspec.cli.typed_settings import parse_settings
 from vidspec.config.prompts import STYLES
 from vidspec.config.run_spec import RunSpec
+from vidspec.errors import UsageError
 from vidspec.runs.formats.base import format_names
 
 if TYPE_CHECKING:
@@ -71,6 +71,42 @@ COMPLETIONS: dict[str, Completion] = {
 
 def _matching(incomplete: str, choices: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     return [choice for choice in choices if choice[0].startswith(incomplete)]
+
+
+def parse_settings(settings: Sequence[str] | None, example: str, overrides: Collection[str] = ()) -> dict[str, object]:
+    """Parse ``--set KEY=VALUE`` into dotted keys and text; keys of ``overrides`` may not be set again.
+
+    Raises:
+        UsageError: not KEY=VALUE, or a key is set twice.
+    """
+    from vidspec.config.profiles import parse_setting
+
+    parsed: dict[str, object] = {}
+    for given in settings or ():
+        try:
+            key, value = parse_setting(given)
+        except ValueError:
+            raise UsageError(f"--set {given}: must be KEY=VALUE, such as {example}") from None
+        if key in parsed or key in overrides:
+            raise UsageError(f"--set {given}: {key} is set twice on this command line")
+        parsed[key] = value
+    return parsed
+
+
+def parse_measured_settings(
+    settings: Sequence[str] | None, example: str, overrides: Collection[str] = ()
+) -> dict[str, object]:
+    """Parse ``--set`` of a command that measures profiles, which share the models.
+
+    Raises:
+        UsageError: not KEY=VALUE, a key is set twice, or it is a key of the models.
+    """
+    from vidspec.config.labels import MODEL_OPTIONS
+
+    parsed = parse_settings(settings, example, overrides)
+    if named := next((key for key in parsed if key.startswith("models.")), None):
+        raise UsageError(f"--set {named}: all profiles share the models", hint=MODEL_OPTIONS)
+    return parsed
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from vidspec.cli.options import ModelOptions, SetOption, flatten_options
+from vidspec.cli.options import ModelOptions, SetOption, flatten_options, parse_measured_settings
 from vidspec.cli.printed import print_json, print_note, print_rows
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ def profile(
 
     vidspec profile clip.mp4 --profiles ar,specvlm,parallelvlm
     """
-    from vidspec.cli.typed_settings import parse_measured_settings
 
     overrides = parse_measured_settings(settings, "video.frames=16")
     from vidspec.bench.loaded import profile_labels

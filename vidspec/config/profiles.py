@@ -16,9 +16,8 @@ from typing import NamedTuple, TypeAlias
 from pydantic import BaseModel, ValidationError
 
 from vidspec.acceptance.base import rules
-from vidspec.config.files import LAST, ProfileEntry, ProfileStore, named_file, packaged_folder
+from vidspec.config.files import LAST, ProfileEntry, ProfileStore, describe_error, named_file, packaged_folder
 from vidspec.config.schema import EXCLUSIVE_KEYS, Profile
-from vidspec.config.yaml_files import describe_error
 from vidspec.drafting.base import drafters
 from vidspec.errors import ProfileError, option
 from vidspec.escaping import one_line

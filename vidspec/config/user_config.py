@@ -86,7 +86,7 @@ def read_config(path: Path | None = None) -> UserConfig:
     """
     import platformdirs
 
-    from vidspec.config.yaml_files import read_yaml
+    from vidspec.config.files import read_yaml
 
     path = path or Path(platformdirs.user_config_dir("vidspec")) / "config.yaml"
     if not os.path.lexists(path):  # a link whose file is gone is an error: its settings would be missing in silence

@@ -1,8 +1,8 @@
 """Score a built-in pair on clips it has not seen: ``python -m research.training.evaluate --pair FOLDER --clips 200``.
 
 Clips go the whole way (drawn, encoded as mp4, decoded, captioned). Reports fact F1 of target and draft, the share of
-questions after the caption that they answer correctly, ``tau`` at the default window, and T_p, T_q with one thread
-each; ``--json`` writes the file of the weights' scores.
+questions after the caption that they answer correctly, and ``tau`` at the default window; ``--json`` writes the file of
+the weights' scores.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ import json
 import random
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -28,8 +25,6 @@ from research.world.scoring import Score, score, total
 from vidspec.captioner import Captioner
 from vidspec.config import profiles
 from vidspec.embedded import prompts
-from vidspec.engine.forward import Engine
-from vidspec.engine.rows import Rows
 from vidspec.events.record import CountsRecord
 from vidspec.models import loading
 from vidspec.models.placement import resolve_placement
@@ -94,30 +89,6 @@ def digest(folder: Path) -> str:
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
-def pass_times(model: VideoLanguageModel, prompt: int, rows: int, repeats: int = 30) -> float:
-    """Median seconds of one pass of ``rows`` rows over ``prompt`` cached tokens."""
-    engine = Engine(model)
-    span = engine.open(prompt + rows)
-    engine.run([Rows(span, [1] * prompt)])
-
-    def once() -> None:
-        engine.run([Rows(span, [1] * rows)])
-        span.rollback(prompt)
-
-    return _median_time(once, repeats)
-
-
-def _median_time(work: Callable[[], None], repeats: int) -> float:
-    for _ in range(5):
-        work()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return median(times)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known_pair = loading.embedded_folder("embedded", "target").parent
@@ -126,22 +97,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=HELD_OUT_SEED)
     parser.add_argument("--frames", type=int, default=32)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--only", choices=("scores", "times"), help="leave out the other, which --json keeps")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     where = resolve_placement()
     target, draft = (loading.load_model(str(args.pair / role), where) for role in ("target", "draft"))
     weights = {role: digest(args.pair / role) for role in ("target", "draft")}
-    known = json.loads(args.json.read_text(encoding="utf-8")) if args.json and args.json.is_file() else {}
-    found: dict[str, Any] = known if known.get("sha256") == weights else {"sha256": weights}
-    if args.only != "times":
-        found |= evaluate(target, draft, args.clips, args.seed, args.frames)
-    if args.only != "scores":
-        torch.set_num_threads(1)
-        times = {f"T_p({n})_ms": round(1e3 * pass_times(target, 640, n), 3) for n in (1, 2, 6)}
-        times["T_q_ms"] = round(1e3 * pass_times(draft, 640, 1), 3)
-        found |= times | {"c": round(times["T_p(1)_ms"] / times["T_q_ms"], 2)}
+    found = {"sha256": weights} | evaluate(target, draft, args.clips, args.seed, args.frames)
     print(json.dumps(found, indent=2))
     if args.json:
         args.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

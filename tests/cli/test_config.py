@@ -52,8 +52,8 @@ def test_the_config_gives_profile_pair_and_format(vidspec, config):
 def test_one_profile_is_read_and_not_all(vidspec, config, monkeypatch):
     """Reading all takes a while, before anything is shown."""
     read, real = [], files.read_yaml
-    monkeypatch.setattr(files, "read_yaml", lambda path, error: read.append(path.stem) or real(path, error))
-    assert vidspec("caption", "good.mp4").code == 0 and set(read) == {"sd-rand", "sd-tree", "vanilla-sd"}
+    monkeypatch.setattr(files, "read_yaml", lambda path, *error: read.append(path.stem) or real(path, *error))
+    assert vidspec("caption", "good.mp4").code == 0 and set(read) == {"config", "sd-rand", "sd-tree", "vanilla-sd"}
 
 
 def test_where_each_value_comes_from(vidspec, config, monkeypatch):

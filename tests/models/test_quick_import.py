@@ -44,23 +44,23 @@ def test_a_command_imports_neither_compiler_nor_distributed_tensors_and_captions
     assert printed.getvalue() == f"{text}\n" and len(text) > 20
 
 
-@pytest.mark.sample(full=2)
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "family",
-    in_turn(["gemma4", "internvl", "llava", "qwen2_5_omni", "qwen2_5_vl", "qwen3_5", "qwen3_vl", "smolvlm"], 3),
-)
-def test_families(family):
+def test_families():
     """Operations on tensors without memory are decorated at their first call: each family calls others."""
+    families = ["gemma4", "internvl", "llava", "qwen2_5_omni", "qwen2_5_vl", "qwen3_5", "qwen3_vl", "smolvlm"]
     program = f"""if True:
         import json, sys
         from vidspec.models.quick_import import import_transformers
         import_transformers()
         from vidspec.models.loading import load_model
         from vidspec.models.placement import resolve_placement
-        model = load_model(sys.argv[1], resolve_placement("cpu", "float32"))
-        print(json.dumps([model.family, [name for name in {LEFT_OUT} if name in sys.modules]]))"""
-    assert run_python(program, checkpoint(family)) == [family, []]
+        loaded = []
+        for folder in sys.argv[1:]:
+            model = load_model(folder, resolve_placement("cpu", "float32"))
+            loaded.append([model.family, [name for name in {LEFT_OUT} if name in sys.modules]])
+        print(json.dumps(loaded))"""
+    chosen = in_turn(families, 3)
+    assert run_python(program, *map(checkpoint, chosen)) == [[family, []] for family in chosen]
 
 
 @pytest.mark.full

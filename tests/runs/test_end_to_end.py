@@ -14,10 +14,12 @@ import pytest
 from PIL import Image
 
 from tests.runs.damage import WAYS, damage
+from vidspec import cli
 from vidspec.embedded.samples import shipped
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = ("--frames", "2", "--max-new-tokens", "6", "--no-live", "--set", "models.threads=1")
+SMALL = ("--frames", "2", "--max-new-tokens", "6", "--no-live")
+ONE_THREAD = ("--set", "models.threads=1")
 GOOD = 8
 
 
@@ -43,27 +45,29 @@ def environment(tmp_path):
 
 
 @pytest.mark.full
-def test_pictures_among_videos(environment, tmp_path):
+def test_pictures_among_videos(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     folder = tmp_path / "clips"
     folder.mkdir()
     shutil.copy(shipped()[0], folder / "a.mp4")
     with Image.open(ROOT / "docs/pictures/how-seen-real.png") as picture:
         picture.convert("RGB").save(folder / "b.jpg")
     (folder / "c.jpg").write_bytes((folder / "b.jpg").read_bytes()[:5000])
-    command = ["vidspec", "caption", str(folder), "--format", "json", *SMALL, "--segment", "60s"]
+    command = ["caption", str(folder), "--format", "json", *SMALL, "--segment", "60s"]
     for more, names in (((), ["a.mp4"]), (("--include-images",), ["a.mp4", "b.jpg", "c.jpg"])):
-        ran = subprocess.run([*command, *more], env=environment, timeout=300, capture_output=True, text=True)
-        records = sorted((json.loads(line) for line in ran.stdout.splitlines()), key=lambda one: str(one["path"]))
-        assert [Path(one["path"]).name for one in records] == names, ran.stderr
+        code = cli.main([*command, *more])
+        printed = capsys.readouterr()
+        records = sorted((json.loads(line) for line in printed.out.splitlines()), key=lambda one: str(one["path"]))
+        assert [Path(one["path"]).name for one in records] == names, printed.err
     assert records[1]["caption"] and records[1]["video"]["container"] == "image/jpeg"
-    assert records[2]["error"]["kind"] == "damaged" and ran.returncode == 1
-    assert ran.stderr.count("c.jpg: is damaged") == 1
+    assert records[2]["error"]["kind"] == "damaged" and code == 1
+    assert printed.err.count("c.jpg: is damaged") == 1
 
 
 @pytest.mark.full
 def test_damaged_clips_and_sigkill(clips, environment, tmp_path):
     folder, kinds = clips
-    command = ["vidspec", "caption", str(folder), "--format", "jsonl", *SMALL, "--timeout", "60"]
+    command = ["vidspec", "caption", str(folder), "--format", "jsonl", *SMALL, *ONE_THREAD, "--timeout", "60"]
     whole = subprocess.run([*command, "-o", "whole.jsonl"], cwd=tmp_path, env=environment, timeout=300)
     assert whole.returncode == 1
     records = [json.loads(line) for line in (tmp_path / "whole.jsonl").read_text().splitlines()]
@@ -94,9 +98,8 @@ def lines(path):
 @pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
 def test_the_pipeline(clips, environment):
     folder, _ = clips
-    pipeline = (
-        f"find . -name '0[01]-good.mp4' | sort | vidspec caption - --format jsonl {' '.join(SMALL)} | jq -r .caption"
-    )
+    caption = f"vidspec caption - --format jsonl {' '.join(SMALL + ONE_THREAD)}"
+    pipeline = f"find . -name '0[01]-good.mp4' | sort | {caption} | jq -r .caption"
     ran = subprocess.run(
         ["bash", "-o", "pipefail", "-c", pipeline],
         cwd=folder,

@@ -28,7 +28,7 @@ import vidspec.runs.segment_files
 from tests.fake_captioner import FakeCaptioner, FakeReader
 from vidspec.cli import main
 
-SECONDS_A_CLIP = 0.004
+SECONDS_A_CLIP = 0.002
 #: Runs are killed within so many seconds.
 SECONDS_TO_KILL = 0.25
 #: A run that takes longer hangs.

@@ -66,6 +66,7 @@ def test_names_hide_neither_each_other_nor_the_legend(tmp_path, drawn):
     made += [record(name, "a", seconds=2.0 + number / 100) for number, name in enumerate(crowd)]
     draw(outcome(results(*made, profiles=("ar", *crowd))), tmp_path / "p.svg")
     (axes,) = drawn[-1].axes
+    drawn[-1].draw_without_rendering()  # as it was laid out, before it was scaled to SVG's points
     renderer = drawn[-1].canvas.get_renderer()
     from matplotlib.text import Text
 

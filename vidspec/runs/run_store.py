@@ -395,21 +395,19 @@ def _journal_place(
     renderers: Sequence[Renderer], label: str, known: KnownJournals
 ) -> Callable[[Job | None], Path] | None:
     """Return the function that finds the journal of a clip, or of the run; None if nothing is kept."""
+    if (parts := next((one for one in renderers if isinstance(one, PartFiles)), None)) is not None:
+        return parts.journal_path
     files = [one for one in renderers if isinstance(one, RunFile)]
-    for one in renderers:
-        if isinstance(one, PartFiles):
-            return one.journal_path
-        if isinstance(one, ClipFiles) and not (files and one.names[0].folder is None):
-            return JournalFinder(one.names[0], known, label)
-        if isinstance(one, ClipFiles):
-            path = files[0].path.with_name(f".vidspec{label}.jsonl")
-            return lambda job: path
+    each = next((one for one in renderers if isinstance(one, ClipFiles)), None)
+    if each is not None and (not files or each.names[0].folder is not None):
+        return JournalFinder(each.names[0], known, label)
     if not files:
         return None
-    if len(files) == 1 and files[0].form.is_journal:
-        path = files[0].path
-    else:
-        path = _hidden_journal(next((one.path for one in files if not one.form.is_journal), files[0].path), known)
+    path = next((one.path for one in files if not one.form.is_journal), files[0].path)
+    if each is not None:
+        path = files[0].path.with_name(f".vidspec{label}.jsonl")
+    elif len(files) > 1 or not files[0].form.is_journal:
+        path = _hidden_journal(path, known)
     return lambda job: path
 
 

@@ -162,7 +162,7 @@ class Journal:
         for entry, record in found:
             about = record["job"]
             clip, segment, segments = (about["clip"], about["settings"]), about.get("segment"), about.get("segments")
-            content = FileContent(*(about.get(key) for key in FileContent._fields))
+            content = FileContent.of_job(about)
             known = stored.setdefault(clip, dict(self.index.parts(*clip)))
             if (same := known.get(segment)) is not None and same.content.same(content):
                 if (whole := same.record())["caption"] != record["caption"] is not None:

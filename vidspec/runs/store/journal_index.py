@@ -54,6 +54,7 @@ class JournalIndex:
     Attributes:
         entries: all lines but marks in file order, damaged ones included.
         marks: marks of the files written from it.
+        clips: the records that count, by clip, settings and segment.
         existing: text of the caption file that was there before the first caption, by clip.
     """
 
@@ -61,28 +62,16 @@ class JournalIndex:
         self.marks = marks
         self.existing = dict(existing or {})
         self.entries: list[JournalEntry] = []
-        self._parts: dict[str, dict[str, dict[int | None, JournalEntry]]] = {}
+        self.clips: dict[str, dict[str, dict[int | None, JournalEntry]]] = {}
 
     def add(self, journal: Journal, offset: int, length: int, record: RecordDict) -> None:
         """Add the record in a line; it replaces those that it supersedes."""
-        job = record["job"]
-        content = FileContent(job.get("size"), job.get("mtime_ns"), job.get("sha256"))
-        failed, flat = record.get("error") is not None, {**record, **job}
-        entry = JournalEntry(
-            journal,
-            offset,
-            length,
-            job["clip"],
-            job["settings"],
-            job.get("segment"),
-            job.get("segments"),
-            content,
-            failed,
-            str(flat.get("path", "")),
-            flat.get("start") or 0.0,
-            inf if flat.get("end") is None else flat["end"],
-        )
-        parts = self._parts.setdefault(entry.clip, {}).setdefault(entry.settings, {})
+        job, flat = record["job"], {**record, **record["job"]}
+        part = job["clip"], job["settings"], job.get("segment"), job.get("segments"), FileContent.of_job(job)
+        failed, start, end = record.get("error") is not None, flat.get("start") or 0.0, flat.get("end")
+        span = str(flat.get("path", "")), start, inf if end is None else end
+        entry = JournalEntry(journal, offset, length, *part, failed, *span)
+        parts = self.clips.setdefault(entry.clip, {}).setdefault(entry.settings, {})
         self.entries.append(entry)
         if failed and any(_is_better(old, entry) for old in parts.values()):
             return
@@ -94,22 +83,17 @@ class JournalIndex:
 
     def parts(self, clip: str, settings: str) -> Mapping[int | None, JournalEntry]:
         """Return the records of a clip under these settings, by segment (None for the whole clip)."""
-        return self._parts.get(clip, {}).get(settings, {})
+        return self.clips.get(clip, {}).get(settings, {})
 
     def other_settings_count(self, settings: Collection[str]) -> int:
         """Return the number of records made under other settings than these."""
-        named = (item for by_settings in self._parts.values() for item in by_settings.items())
+        named = (item for by_settings in self.clips.values() for item in by_settings.items())
         return sum(len(parts) for other, parts in named if other not in settings)
-
-    @property
-    def clips(self) -> dict[str, dict[str, dict[int | None, JournalEntry]]]:
-        """The records that count, by clip, settings and segment; not to be changed."""
-        return self._parts
 
     @property
     def settings(self) -> set[str]:
         """Settings of the records that count."""
-        return {settings for by_settings in self._parts.values() for settings in by_settings}
+        return {settings for by_settings in self.clips.values() for settings in by_settings}
 
     def current(self) -> Iterator[JournalEntry]:
         """Yield the records that count, in file order."""

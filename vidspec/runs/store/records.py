@@ -22,26 +22,8 @@ if TYPE_CHECKING:
 
 #: Keys of a line of ``--format jsonl``: no measurements, so that the same captions give the same bytes.
 LEAN_KEYS = (
-    "path",
-    "id",
-    "start",
-    "end",
-    "prompt",
-    "question",
-    "caption",
-    "text",
-    "data",
-    "token_ids",
-    "ended",
-    "lossless",
-    "demo",
-    "profile",
-    "seed",
-    "models",
-    "video",
-    "error",
-    "columns",
-    "job",
+    *("path", "id", "start", "end", "prompt", "question", "caption", "text", "data", "token_ids", "ended", "lossless"),
+    *("demo", "profile", "seed", "models", "video", "error", "columns", "job"),
 )
 #: Keys of a question that depend on the rest of the run and so differ after a resume.
 _RUN_KEYS = ("reused", "reused_by_draft", "saved_s")
@@ -56,6 +38,11 @@ class FileContent(NamedTuple):
     size: int | None
     mtime_ns: int | None
     sha256: str | None = None
+
+    @classmethod
+    def of_job(cls, job: RecordDict) -> FileContent:
+        """Return the content that the ``job`` of a record names."""
+        return cls(*(job.get(key) for key in cls._fields))
 
     def same(self, other: FileContent) -> bool:
         """Return True if both are the same content: by hash if both have one, else by size and mtime."""

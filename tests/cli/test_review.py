@@ -21,8 +21,8 @@ from vidspec.embedded.samples import shipped
 from vidspec.files import FileLock
 from vidspec.runs.planning import plan
 from vidspec.runs.review import CaptionFiles
-from vidspec.runs.store import journal
-from vidspec.runs.store.file_marks import parsed_mark
+from vidspec.runs.store import journal_lines
+from vidspec.runs.store.journal_lines import parsed_mark
 from vidspec.serve.config import ServeConfig
 from vidspec.serve.review import FreshCaptions, build_review
 
@@ -115,7 +115,7 @@ def test_a_text_that_a_run_wrote_too_is_kept_once_it_is_saved(vidspec):
 def test_a_save_reads_no_journal_again(vidspec, monkeypatch):
     vidspec("caption", "k", "--format", "txt")
     parsed = []
-    monkeypatch.setattr(journal, "parsed_mark", lambda line: parsed.append(line) or parsed_mark(line))
+    monkeypatch.setattr(journal_lines, "parsed_mark", lambda line: parsed.append(line) or parsed_mark(line))
     page = Page("k")
     shown = page.rows()
     lines = Path("k/.vidspec.jsonl").read_text().count("\n")

@@ -413,7 +413,7 @@ def test_an_edited_part_is_kept(vidspec, more):
 
 def test_a_part_that_was_edited_behind_a_killed_run_is_kept(vidspec):
     """Killed between its part and the end of its journal."""
-    from vidspec.runs.store.file_marks import hidden_journal
+    from vidspec.runs.store.journal import hidden_journal
 
     write_shards(Path("shards"), 1, 2)
     args = ("caption", "shards/00000.tar", "--output-dir", "out")

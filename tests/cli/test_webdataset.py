@@ -12,8 +12,7 @@ from tests.cli.effects import streamed_paths
 from tests.fake_captioner import TEXT
 from tests.runs.shards import tar_of, write_shards
 from vidspec.runs.formats.base import make_format
-from vidspec.runs.store.file_marks import hidden_journal
-from vidspec.runs.store.journal import Journal
+from vidspec.runs.store.journal import Journal, hidden_journal
 
 LINE = " ".join(TEXT.split())
 RUN = ("caption", "shards/00000.tar", "--format", "webdataset", "--output-dir", "out")

@@ -17,7 +17,7 @@ from vidspec.engine.sampling import Sampling
 from vidspec.errors import ProfileError, UsageError
 from vidspec.registry import Registry
 from vidspec.runs.sources.manifests import parse_manifest
-from vidspec.runs.store.journal import parse_record
+from vidspec.runs.store.journal_lines import parse_record
 
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{after}: &{after} [{', '.join([f'*{before}'] * 9)}]\n"

@@ -9,9 +9,9 @@ import pytest
 
 from vidspec.runs.job import Job
 from vidspec.runs.store.journal import Journal
+from vidspec.runs.store.journal_lines import CaptionRun
 from vidspec.runs.store.places import read_captions
 from vidspec.runs.store.records import clip_id, content_of
-from vidspec.runs.store.run_lines import CaptionRun
 
 
 @pytest.fixture(autouse=True)

@@ -5,10 +5,9 @@ import pytest
 
 from vidspec.errors import OutputError, UsageError
 from vidspec.runs.job import Job
-from vidspec.runs.store.file_marks import hidden_journal
-from vidspec.runs.store.journal import Journal
+from vidspec.runs.store.journal import Journal, hidden_journal
+from vidspec.runs.store.journal_lines import CaptionRun, RunLines
 from vidspec.runs.store.records import FileContent, clip_id, settings_digest
-from vidspec.runs.store.run_lines import CaptionRun, RunLines
 
 
 def names(path):
@@ -222,7 +221,8 @@ def test_a_run_is_described_once_and_found_by_the_settings_of_its_records(tmp_pa
     records = [json.loads(line)["path"] for line in path.read_text().splitlines() if line.startswith('{"path": ')]
     assert records == ["a.mp4", "b.mp4"] and ('{"run": ' in path.read_text()) != visible
     read = Journal(path, visible=visible, read_only=True)
-    assert read.runs.of("0" * 12) == read.runs.of(settings) == described() and read.runs.of("1") is None
+    assert read.index.runs.of("0" * 12) == read.index.runs.of(settings) == described()
+    assert read.index.runs.of("1") is None
     if visible:
         file.unlink()
         assert [one["path"] for one in Journal(path, visible=True).records()] == ["a.mp4", "b.mp4"]
@@ -238,7 +238,8 @@ def test_descriptions_of_records_that_are_gone_leave_with_them(tmp_path, recorde
     journal.compact([])
     journal.close()
     read = Journal(path, read_only=True)
-    assert "unused" not in read.runs and read.runs.of(record["job"]["settings"]).spec["template"] == "v2 {caption}"
+    runs = read.index.runs
+    assert "unused" not in runs and runs.of(record["job"]["settings"]).spec["template"] == "v2 {caption}"
 
 
 def test_a_torn_description_beside_a_journal_costs_nothing(tmp_path, recorded):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from vidspec.runs.store.file_marks import is_mark
+from vidspec.runs.store.journal_lines import is_mark
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIPS, FAILING = 300, 30

@@ -18,7 +18,7 @@ from vidspec.runs.inputs import collect_inputs
 from vidspec.runs.job import Job, JobQuestions
 from vidspec.runs.run import caption_jobs
 from vidspec.runs.sources.manifests import parse_manifest
-from vidspec.runs.store.file_marks import hidden_journal
+from vidspec.runs.store.journal import hidden_journal
 from vidspec.runs.store.records import lean_record, settings_digest
 
 PROMPTS = ("What is there?", "What moves?", "Where to?")

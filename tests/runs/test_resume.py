@@ -17,7 +17,7 @@ from vidspec.runs.job import Job
 from vidspec.runs.remaining import plan_clips, remaining_parts
 from vidspec.runs.run_file import RunFile
 from vidspec.runs.run_store import RunStore
-from vidspec.runs.store.file_marks import hidden_journal
+from vidspec.runs.store.journal import hidden_journal
 from vidspec.runs.store.records import FileContent, content_of, settings_digest
 from vidspec.runs.store.sidecars import SidecarNames, check_sidecar_names
 

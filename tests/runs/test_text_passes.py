@@ -20,7 +20,7 @@ from vidspec.runs.remaining import remaining_parts
 from vidspec.runs.run import caption_jobs
 from vidspec.runs.run_settings import read_texts
 from vidspec.runs.schema import record_schema
-from vidspec.runs.store.journal_index import JournalEntry
+from vidspec.runs.store.journal_lines import JournalEntry
 from vidspec.runs.store.records import FileContent, lean_record, raw_caption, record_of, settings_digest
 
 SAME = FileContent(1, 2)

@@ -9,7 +9,7 @@ remaining                   work left by an earlier run; results -> records, cou
 running, reporter           a plan carried out; what a run says beside its results
 records                     identity of a captioning; the record of a result
 run_store                   one journal of records, and any number of renderers
-journal, journal_index      append-only file of records that survives a crash; known_journals: whose a file is
+journal, journal_lines      append-only file of records that survives a crash; known_journals: whose a file is
 renderers                   base of run_file, clip_files (sidecars: their names), part_files, and streams in writers
 formats                     text of records; cues, rendering, schema: what several of them need
 feed, reader, read_worker   frames read ahead in processes that can be killed -> Jobs with frames

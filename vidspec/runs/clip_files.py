@@ -15,7 +15,7 @@ from vidspec.events.tally import counted
 from vidspec.files import NamedPath, back_up, backup_of, encode_line, permissions, write_whole
 from vidspec.runs.job import Job
 from vidspec.runs.renderers import ONE_CLIP, PendingFile, Renderer, failing_one_clip, in_order, make_folder
-from vidspec.runs.store.file_marks import MarkedCaption
+from vidspec.runs.store.journal_lines import MarkedCaption
 from vidspec.runs.store.records import clip_id
 from vidspec.runs.store.sidecars import SidecarNames
 

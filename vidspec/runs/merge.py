@@ -13,8 +13,7 @@ from vidspec.files import back_up, backup_of, behind_link, check_output, encode_
 from vidspec.runs.formats.base import OutputFormat
 from vidspec.runs.run_file import edited_error, write_marked
 from vidspec.runs.store.caption_set import HeldRecords
-from vidspec.runs.store.file_marks import hidden_journal
-from vidspec.runs.store.journal import Journal, lock_file
+from vidspec.runs.store.journal import Journal, hidden_journal, lock_file
 from vidspec.runs.store.known_journals import KnownJournals
 
 

@@ -19,7 +19,7 @@ from vidspec.files import NamedPath, back_up
 from vidspec.runs.formats.base import PartFormat, PartSummary
 from vidspec.runs.job import Job
 from vidspec.runs.renderers import OUTPUT, Renderer, failing_one_clip, make_folder
-from vidspec.runs.store.file_marks import hidden_journal
+from vidspec.runs.store.journal import hidden_journal
 from vidspec.runs.store.records import clip_id
 from vidspec.runs.stores import back_up_url, is_url, join_url, list_names, open_url, retry, write_url
 

@@ -29,8 +29,8 @@ from vidspec.runs.run_store import RunStore
 from vidspec.runs.shards import save_array, shard_of
 from vidspec.runs.sources.base import is_shard
 from vidspec.runs.store.earlier import with_earlier_texts
+from vidspec.runs.store.journal_lines import CaptionRun
 from vidspec.runs.store.records import settings_digest
-from vidspec.runs.store.run_lines import CaptionRun
 from vidspec.runs.writers import Stream
 
 if TYPE_CHECKING:

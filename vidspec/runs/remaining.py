@@ -23,7 +23,7 @@ from vidspec.runs.rendering import check_template
 from vidspec.runs.run import exit_code
 from vidspec.runs.run_store import RunStore
 from vidspec.runs.sources.base import shard_members
-from vidspec.runs.store.journal_index import JournalEntry
+from vidspec.runs.store.journal_lines import JournalEntry
 from vidspec.runs.store.records import FileContent, content_of, raw_caption, record_of, settings_digest
 from vidspec.signals import defer_signals
 

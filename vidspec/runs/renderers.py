@@ -14,7 +14,7 @@ from vidspec.events.record import RecordDict
 from vidspec.files import NamedPath
 from vidspec.runs.job import Job
 from vidspec.runs.store.journal import unwritable_error
-from vidspec.runs.store.journal_index import JournalEntry
+from vidspec.runs.store.journal_lines import JournalEntry
 
 if TYPE_CHECKING:
     from vidspec.runs.run_store import RunCaptions

@@ -29,12 +29,10 @@ from vidspec.runs.renderers import in_order, make_folder
 from vidspec.runs.run_settings import profile_keys
 from vidspec.runs.sources.base import is_shard
 from vidspec.runs.store.caption_set import CaptionState, caption_state
-from vidspec.runs.store.file_marks import folder_journals
 from vidspec.runs.store.journal import lock_file
-from vidspec.runs.store.journal_index import JournalEntry
-from vidspec.runs.store.known_journals import KnownJournals
+from vidspec.runs.store.journal_lines import CaptionRun, JournalEntry
+from vidspec.runs.store.known_journals import KnownJournals, folder_journals
 from vidspec.runs.store.records import FileContent, clip_id, record_of
-from vidspec.runs.store.run_lines import CaptionRun
 from vidspec.runs.store.sidecars import JournalFinder, SidecarNames
 from vidspec.runs.stores import is_url
 
@@ -199,12 +197,12 @@ class CaptionFiles:
         except UsageError as error:
             trouble = error.message
         marks, nearest = self._known.marks(file), self._known.read(find(job))
-        run = nearest.runs.described[-1] if nearest is not None and nearest.runs.described else None
+        run = nearest.index.runs.latest if nearest is not None else None
         entries: list[JournalEntry] = []
         for journal, mark in marks[-1:]:
             if mark.settings is not None:
                 entries = in_order(journal.index.parts(clip_id(job), mark.settings))
-                run = journal.runs.of(mark.settings)
+                run = journal.index.runs.of(mark.settings)
         state = caption_state(file, self._known.state(file), [mark for _, mark in marks], entries)
         record = None
         try:

@@ -14,8 +14,7 @@ from vidspec.files import NamedPath, back_up, backup_of, behind_link, encode_lin
 from vidspec.runs.formats.base import OutputFormat, format_names, make_format
 from vidspec.runs.job import Job
 from vidspec.runs.renderers import OUTPUT, Renderer
-from vidspec.runs.store.file_marks import hidden_journal
-from vidspec.runs.store.journal import Journal, is_same_file, missing_file_error, unwritable_error
+from vidspec.runs.store.journal import Journal, hidden_journal, is_same_file, missing_file_error, unwritable_error
 from vidspec.runs.store.known_journals import FileState
 from vidspec.runs.store.records import clip_id
 

@@ -22,12 +22,10 @@ from vidspec.runs.part_files import PartFiles
 from vidspec.runs.renderers import ONE_CLIP, PendingFile, Renderer, make_folder
 from vidspec.runs.run_file import RunFile
 from vidspec.runs.store.caption_set import CaptionSet, read_caption
-from vidspec.runs.store.file_marks import MarkedCaption, hidden_journal
-from vidspec.runs.store.journal import Journal, lock_file
-from vidspec.runs.store.journal_index import JournalEntry
+from vidspec.runs.store.journal import Journal, hidden_journal, lock_file
+from vidspec.runs.store.journal_lines import CaptionRun, JournalEntry, MarkedCaption
 from vidspec.runs.store.known_journals import FileState, KnownJournals
 from vidspec.runs.store.records import clip_id, lean_record
-from vidspec.runs.store.run_lines import CaptionRun
 from vidspec.runs.store.sidecars import JournalFinder, SidecarNames
 from vidspec.runs.stores import is_url
 from vidspec.runs.writers import Stream

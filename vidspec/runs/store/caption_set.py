@@ -22,12 +22,10 @@ from vidspec.events.record import Caption, RecordDict
 from vidspec.files import read_text
 from vidspec.runs.formats.base import MARK, SECOND_TEXTS, holds_caption, make_format
 from vidspec.runs.job import Job
-from vidspec.runs.store.file_marks import FileMark
 from vidspec.runs.store.journal import Journal
-from vidspec.runs.store.journal_index import JournalEntry
+from vidspec.runs.store.journal_lines import CaptionRun, FileMark, JournalEntry
 from vidspec.runs.store.known_journals import FileState, KnownJournals
 from vidspec.runs.store.records import clip_id, content_of
-from vidspec.runs.store.run_lines import CaptionRun
 from vidspec.runs.store.sidecars import SegmentVideos, segment_stem, shared_end
 
 CaptionState: TypeAlias = Literal["written", "edited", "foreign", "superseded", "missing", "failed"]
@@ -190,7 +188,7 @@ class CaptionSet:
             for one, record in zip(run, records, strict=True):
                 if not record:
                     raise UsageError(f"{journal.shown}: was changed while it was read", hint="wait for its run to end")
-                yield _entry(one, record, journal.runs.of(record["job"]["settings"]))
+                yield _entry(one, record, journal.index.runs.of(record["job"]["settings"]))
 
     def _join(self, *, one_each: bool) -> Iterator[_Held]:
         clips, shown = self._records(), set()

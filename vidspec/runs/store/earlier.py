@@ -12,8 +12,8 @@ from vidspec.escaping import one_line
 from vidspec.runs.access import is_url
 from vidspec.runs.formats.base import format_names, make_format
 from vidspec.runs.rendering import names_in_braces, template_fields
-from vidspec.runs.store.file_marks import hidden_journal
-from vidspec.runs.store.run_lines import CaptionRun, RunLines
+from vidspec.runs.store.journal import hidden_journal
+from vidspec.runs.store.journal_lines import CaptionRun, RunLines
 
 #: Fields of which one asks about the clips.
 _QUESTIONS = ("prompt", "style", "turn")

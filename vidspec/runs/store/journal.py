@@ -1,8 +1,7 @@
 """Append-only file of records that a run resumes from: one JSON object per line, each line written atomically.
 
 Marks between the records hold the hashes of files written from them: a file with other bytes was edited by someone
-else (``vidspec.runs.store.file_marks``). Descriptions of the runs that made the records stand before them
-(``vidspec.runs.store.run_lines``).
+else. Descriptions of the runs that made the records stand before them (``vidspec.runs.store.journal_lines``).
 
 Each line is appended in one write and flushed to the disk before the run continues. A line torn by a crash is repaired
 on the next open. A lock excludes a second run; a file moved or deleted during the run is detected with the next record.
@@ -12,7 +11,6 @@ cannot read as a list of records.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -22,18 +20,18 @@ from vidspec.errors import OutputError, UsageError
 from vidspec.escaping import json_text
 from vidspec.events.record import RecordDict
 from vidspec.files import FileLock, back_up, copy_to_backup, encode_line, held_file, open_own, replacing, write_whole
-from vidspec.runs.store.file_marks import FileMark, FileMarks, MarkedCaption, hidden_journal, mark_line, parsed_mark
-from vidspec.runs.store.journal_index import JournalEntry, JournalIndex, is_in_place
+from vidspec.runs.store.journal_lines import (
+    CaptionRun,
+    FileMark,
+    JournalEntry,
+    JournalIndex,
+    MarkedCaption,
+    RunLines,
+    is_in_place,
+    mark_line,
+    parse_record,
+)
 from vidspec.runs.store.records import FileContent
-from vidspec.runs.store.run_lines import CaptionRun, RunLines, is_run_line
-
-#: Types of the keys that place a record among others.
-_TYPES = {
-    **dict.fromkeys(("path", "clip", "settings"), str),
-    **dict.fromkeys(("start", "end"), int | float | None),
-    **dict.fromkeys(("size", "mtime_ns", "segment", "segments"), int | None),
-    **dict.fromkeys(("sha256", "existing"), str | None),
-}
 
 
 class Journal:
@@ -48,8 +46,7 @@ class Journal:
         stored: returns a record as this journal keeps it; None to keep all of it.
 
     Attributes:
-        index: the records and marks that count.
-        runs: descriptions of the runs that made the records.
+        index: the records and marks that count, and descriptions of the runs that made them.
         foreign: True if the file holds anything other than records.
         replaced: backup path of an earlier file, or None.
         repaired: bytes of a torn last line that were cut off on opening.
@@ -78,10 +75,9 @@ class Journal:
         self.repaired = 0
         self.damaged = 0
         self.gone: OutputError | None = None
-        self.index, self._size = JournalIndex(FileMarks(self.path)), 0
         self._file: BinaryIO | None = None
         self._user_visible = visible
-        self.runs = self._no_runs()
+        self.index = self._empty_index()
         self._lock = None if read_only else lock_file(self.path, path)
         try:
             self.foreign = not self._load()
@@ -90,12 +86,12 @@ class Journal:
             raise self._failure(error) from None
         self._needs_backup = self.foreign or overwrite
         if self._needs_backup:
-            self.index, self._size = JournalIndex(self.index.marks, self.index.existing), 0
-            self.runs = self._no_runs()
+            self.index = self._empty_index(self.index)
 
-    def _no_runs(self) -> RunLines:
-        """Return the descriptions before the file is read: none, but those beside a file that users see."""
-        return RunLines.read(hidden_journal(self.path)) if self._user_visible else RunLines(self.path)
+    def _empty_index(self, earlier: JournalIndex | None = None) -> JournalIndex:
+        """Return the index before the file is read; the runs of one that users see are described beside it."""
+        runs = RunLines.read(hidden_journal(self.path)) if self._user_visible else RunLines(self.path)
+        return JournalIndex(self, runs, earlier)
 
     def records(self) -> Iterator[RecordDict]:
         """Return the current records in file order; raises as :meth:`read` does."""
@@ -175,7 +171,7 @@ class Journal:
                 elif self.read_only and entry is not None:
                     self.index.add(entry.journal, entry.offset, entry.length, record)
                 else:
-                    if entry is not None and (run := entry.journal.runs.of(clip[1])) is not None:
+                    if entry is not None and (run := entry.journal.index.runs.of(clip[1])) is not None:
                         self.describe(clip[1], run)
                     self.append(record, sync=False)  # it is kept elsewhere too
         return differ
@@ -194,13 +190,13 @@ class Journal:
         Raises:
             OutputError: as :meth:`append` does.
         """
-        if self.read_only or settings in self.runs:
+        if self.read_only or settings in self.index.runs:
             return
         if not self._user_visible:
-            self._append(self.runs.line(settings, run), sync=False)
+            self._append(self.index.runs.line(settings, run), sync=False)
             return
         try:
-            self.runs.append(settings, run)
+            self.index.runs.append(settings, run)
         except OSError as error:
             raise self._failure(error) from None
 
@@ -229,18 +225,18 @@ class Journal:
                 if sync:
                     os.fsync(file)
             except OSError:
-                os.ftruncate(file, self._size)
+                os.ftruncate(file, self.index.size)
                 raise
         except OSError as error:
             raise self._failure(error) from None
-        self._index(line, record)
+        self.index.add_line(line, record)
 
     def _check(self) -> None:
         """Check that the written bytes are in the file of this path."""
         if self._file is None:
             return
         status = os.fstat(self._file.fileno())
-        if not is_same_file(self.path, status) or status.st_size != self._size:
+        if not is_same_file(self.path, status) or status.st_size != self.index.size:
             self._release_file()
             self.gone = missing_file_error(self.shown)
             raise self.gone
@@ -258,8 +254,11 @@ class Journal:
         if self.gone is not None:
             return
         self._check()
-        lines = [*(() if self._user_visible else self.runs.used(self.index.settings)), *self.index.in_order(clips)]
-        if is_in_place(lines, self._size):
+        lines = [
+            *(() if self._user_visible else self.index.runs.used(self.index.settings)),
+            *self.index.in_order(clips),
+        ]
+        if is_in_place(lines, self.index.size):
             return
         try:
             with replacing(self.path) as new:
@@ -298,8 +297,7 @@ class Journal:
 
     def _load(self) -> bool:
         """Read and repair the file; False if it holds anything other than records."""
-        self.index, self._size = JournalIndex(FileMarks(self.path)), 0
-        self.runs = self._no_runs()
+        self.index = self._empty_index()
         if not self.path.is_file():  # a device has no records and may have no end
             return True
         bad: list[bytes] = []
@@ -308,38 +306,24 @@ class Journal:
                 ended = line.endswith(b"\n")
                 whole = line if ended else line + b"\n"
                 record = None if ended else parse_record(line)
-                is_known = (ended or record is not None) and self._index(whole, record)
-                if not is_known and not self._size and (ended or not line.startswith(b"{")):
+                is_known = (ended or record is not None) and self.index.add_line(whole, record)
+                if not is_known and not self.index.size and (ended or not line.startswith(b"{")):
                     return False
                 if not is_known and not ended:  # torn by a crash
                     self.repaired = len(line)
                     if not self.read_only:
-                        os.truncate(self.path, self._size)
+                        os.truncate(self.path, self.index.size)
                     break
                 if not ended and not self.read_only:  # only the newline is missing
                     with open_own(self.path, "ab") as end:
                         end.write(b"\n")
                 if not is_known:
                     bad.append(line)
-                    self.index.entries.append(JournalEntry(self, self._size, len(line)))
-                    self._size += len(line)
+                    self.index.add_damaged(line)
         if bad and not self.read_only:  # disk damage, not a crash: keep the bytes
             with open_own(self.path.with_name(f"{self.path.name}.damaged"), "ab") as damaged_file:
                 damaged_file.writelines(bad)
             self.damaged = len(bad)
-        return True
-
-    def _index(self, line: bytes, record: RecordDict | None = None) -> bool:
-        """Index the line at the end of the file, with its ``record`` if that is known; False if it is damaged."""
-        if (mark := parsed_mark(line)) is not None:
-            self.index.marks.add(mark._replace(offset=self._size, length=len(line)))
-        elif is_run_line(line):
-            self.runs.add(line, self._size)
-        elif (record := record or parse_record(line)) is not None:
-            self.index.add(self, self._size, len(line), record)
-        else:
-            return False
-        self._size += len(line)
         return True
 
     def _open_file(self) -> BinaryIO:
@@ -368,6 +352,11 @@ class Journal:
         return unwritable_error(self.shown, error)
 
 
+def hidden_journal(path: Path) -> Path:
+    """Return the path of the hidden journal of a file that cannot be its own."""
+    return path.with_name(f".{path.name}.vidspec.jsonl")
+
+
 def unwritable_error(path: Path | str, error: OSError, kind: str | None = None) -> OutputError:
     """Return the error of a file that cannot be written."""
     return OutputError(f"{path}: cannot be written: {error.strerror or error}", kind=kind)
@@ -388,22 +377,6 @@ def missing_file_error(path: Path) -> OutputError:
         hint="put it back if it was moved, and run the same command again to resume",
         kind="gone",
     )
-
-
-def parse_record(line: bytes) -> RecordDict | None:
-    """Parse the record in ``line``; None if there is none."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(value, dict):
-        return None
-    job = value.get("job")
-    if not (isinstance(job, dict) and isinstance(value.get("path"), str)):
-        return None
-    flat = {"clip": None, "settings": None, **value, **job}
-    kinds = _TYPES.items()
-    return value if all(isinstance(flat[key], kind) for key, kind in kinds if key in flat) else None
 
 
 def lock_file(path: Path, shown: Path) -> FileLock:

@@ -6,6 +6,7 @@ a file a run's. Runs and all commands beside them ask here.
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import os
 import stat
@@ -17,8 +18,8 @@ from typing import Literal, TypeAlias
 from vidspec.errors import OutputError
 from vidspec.files import encode_line
 from vidspec.runs.formats.base import OutputFormat
-from vidspec.runs.store.file_marks import FileMark, folder_journals, hidden_journal
-from vidspec.runs.store.journal import Journal
+from vidspec.runs.store.journal import Journal, hidden_journal
+from vidspec.runs.store.journal_lines import FileMark
 
 #: Missing or empty; as a run wrote it; edited since; written by no run.
 FileState: TypeAlias = Literal["free", "written", "edited", "foreign"]
@@ -110,6 +111,15 @@ class KnownJournals:
         marks = self.marks(file)
         texts = (text + "\n" * ends for ends in chain((1, 0), count(2)))
         return next(one for one in texts if one and not any(_is_content(encode_line(one), *mark) for mark in marks))
+
+
+def folder_journals(folder: Path) -> list[Path]:
+    """Return the hidden journals in a folder, sorted; none if it cannot be listed."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    return [folder / name for name in sorted(fnmatch.filter(names, ".vidspec*.jsonl"))]
 
 
 def _is_content(content: bytes, journal: Journal, mark: FileMark, form: OutputFormat | None = None) -> bool:

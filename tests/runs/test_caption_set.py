@@ -10,6 +10,7 @@ import pytest
 from vidspec.runs.job import Job
 from vidspec.runs.store.journal import Journal
 from vidspec.runs.store.journal_lines import CaptionRun
+from vidspec.runs.store.known_journals import KnownJournals
 from vidspec.runs.store.places import read_captions
 from vidspec.runs.store.records import clip_id, content_of
 
@@ -151,3 +152,15 @@ def test_files_of_other_formats_in_a_folder_are_no_records(caption):
 def test_a_folder_without_a_journal_has_no_captions():
     Path("k/a.txt").write_text("tags of another program")
     assert len(read_captions([Path("k")])) == 0
+
+
+def test_a_text_by_hand_ends_as_no_run_wrote_it():
+    """Of all journals around the file, else it would count as a run's, and the next one would replace it."""
+    file, known = Path("k/a.txt"), KnownJournals()
+    for where, data in (("k/.vidspec.jsonl", b"x\n"), ("k/.vidspec.jsonl", b"x"), (".vidspec.jsonl", b"x\n\n")):
+        journal = Journal(Path(where))
+        journal.mark(file, len(data), hashlib.sha256(data).hexdigest())
+        journal.close()
+    for text in ("x", ""):
+        file.write_text(known.text_by_hand(file, text))
+        assert (file.read_text().strip(), known.state(file)) == (text, "edited")

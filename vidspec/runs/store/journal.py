@@ -77,7 +77,6 @@ class Journal:
         self.gone: OutputError | None = None
         self._file: BinaryIO | None = None
         self._user_visible = visible
-        self.index = self._empty_index()
         self._lock = None if read_only else lock_file(self.path, path)
         try:
             self.foreign = not self._load()
@@ -254,10 +253,7 @@ class Journal:
         if self.gone is not None:
             return
         self._check()
-        lines = [
-            *(() if self._user_visible else self.index.runs.used(self.index.settings)),
-            *self.index.in_order(clips),
-        ]
+        lines = self.index.in_order(clips)
         if is_in_place(lines, self.index.size):
             return
         try:

@@ -302,7 +302,7 @@ class JournalIndex:
 
     def __init__(self, journal: Journal, runs: RunLines, earlier: JournalIndex | None = None) -> None:
         self.journal, self.runs, self.size = journal, runs, 0
-        self.marks = FileMarks(journal.path) if earlier is None else earlier.marks
+        self.marks: FileMarks = FileMarks(journal.path) if earlier is None else earlier.marks
         self.existing: dict[str, str] = {} if earlier is None else earlier.existing
         self.entries: list[JournalEntry] = []
         self.clips: dict[str, dict[str, dict[int | None, JournalEntry]]] = {}
@@ -364,20 +364,21 @@ class JournalIndex:
         """Yield the records that others supersede."""
         return (entry for entry in self.entries if entry.clip and not self._is_current(entry))
 
-    def in_order(self, clips: Sequence[str]) -> list[JournalEntry | FileMark]:
-        """Return the lines that count: records of other clips, then those of ``clips`` in this order, then marks."""
+    def in_order(self, clips: Sequence[str]) -> list[RunLine | JournalEntry | FileMark]:
+        """Return the lines that count: runs, records of other clips, those of ``clips`` in this order, then marks."""
         rank = {clip: place for place, clip in enumerate(clips)}
 
         def place_of(entry: JournalEntry) -> tuple[int, int]:
             return (rank[entry.clip], entry.segment or 0) if entry.clip in rank else (-1, -1)
 
-        return [*sorted(self.current(), key=place_of), *sorted(self.marks)]
+        described = self.runs.used(self.settings) if self.runs.file == self.journal.path else ()
+        return [*described, *sorted(self.current(), key=place_of), *sorted(self.marks)]
 
     def _is_current(self, entry: JournalEntry) -> bool:
         return self.parts(entry.clip, entry.settings).get(entry.segment) is entry
 
 
-def is_in_place(lines: Sequence[JournalEntry | FileMark], size: int) -> bool:
+def is_in_place(lines: Sequence[RunLine | JournalEntry | FileMark], size: int) -> bool:
     """Return True if these lines are all of a file of ``size`` bytes, in this order."""
     ascending = all(item.offset < following.offset for item, following in pairwise(lines))
     return ascending and sum(item.length for item in lines) == size

@@ -76,7 +76,7 @@ def costs() -> str:
         numbers = BLOCKS * block + TAPS * hidden * hidden + 2 * words * rank
         for gpu in (False, True) if tied else (True,):
             shared = words * hidden * (1 if tied else 2) * (2 if gpu else 4)
-            memory = training_bytes(numbers, shared, words, gpu=gpu)
+            memory = training_bytes(numbers, shared, words, hidden, heads, ROWS + TOKENS, gpu=gpu)
             states = 2 * (ROWS * TAPS + TOKENS) * hidden
             lines.append(
                 [

@@ -3,16 +3,21 @@
 import json
 import logging
 import shutil
+from contextlib import ExitStack
 
 import pytest
 
 from tests.checkpoints import checkpoint, copy_checkpoint
 from vidspec.cli import main
+from vidspec.cli.train import _Bars
 from vidspec.config.user_config import PLAIN, UserConfig
 from vidspec.decoding import auto
 from vidspec.decoding.default_profile import resolve_profile
+from vidspec.embedded.samples import shipped
+from vidspec.errors import VideoError
 from vidspec.models import own_heads
 from vidspec.models.own_heads import OwnHead, add_head, weights_digest
+from vidspec.training.train import StatesProgress
 
 
 @pytest.fixture
@@ -117,6 +122,29 @@ def test_the_command_says_what_it_takes_and_what_it_gained(caption_lines, user_c
     assert (
         "<polyline" in shown and shown.count("<h2>Caption</h2>") == 2 and 'class="t block' in shown + 'class="t block'
     )
+
+
+def test_clips_that_cannot_be_read_are_counted_and_the_first_is_named(capsys):
+    gone = [VideoError("/gone.mp4: no such file"), VideoError("/other.mp4: is damaged")]
+    with ExitStack() as stack:
+        bars = _Bars(stack, quiet=False)
+        bars.show(StatesProgress(50, 56, gone[:1]))
+        bars.show(StatesProgress(56, 56, gone))
+    told = capsys.readouterr().err.splitlines()
+    assert told[-1].endswith(
+        "2 captions are left out, as their clips cannot be read; the first: /gone.mp4: no such file"
+    )
+    assert sum("left out" in line for line in told) == 1
+
+
+def test_captions_whose_clips_have_gone_train_no_head(caption_lines, user_cache, tmp_path, capsys):
+    moved = tmp_path / "captions.jsonl"
+    moved.write_text(caption_lines.read_text().replace(str(shipped()[0]), "/gone.mp4"))
+    hidden = caption_lines.with_name(f".{caption_lines.name}.vidspec.jsonl")
+    shutil.copyfile(hidden, tmp_path / ".captions.jsonl.vidspec.jsonl")
+    assert main(["train", str(moved)]) == 2
+    told = capsys.readouterr().err
+    assert "clips of 56 of 56 captions cannot be read" in told and "the first: /gone.mp4: no such file" in told
 
 
 def test_wrong_options_are_refused_before_anything_is_loaded(caption_lines, user_cache, tmp_path, capsys):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from vidspec.drafting.context import DraftContext
     from vidspec.engine.requests import Steps
+    from vidspec.models.base import EmbeddedPrompt
     from vidspec.models.head import Head
 
 #: Rotary positions of a head: one per row, the target's (on all axes of M-RoPE), or as its config's writer trains.
@@ -31,7 +32,7 @@ class HeadDraft(DrafterKind):
     """A head of the target.
 
     Args:
-        visual: ``all``: it reads the visual tokens that ``prune`` keeps; ``none``: no visual tokens.
+        visual: ``all``: it reads the visual tokens that ``prune`` keeps, and audio tokens; ``none``: text rows only.
         axes: of its rotary positions: ``target``, those of the target under M-RoPE if the head's config has its
             ``mrope_section``; ``one``, the row's place in the prompt; ``auto``, as the config's writer trains heads:
             ``one`` in the layout of ``speculators``.
@@ -52,8 +53,7 @@ class HeadDraft(DrafterKind):
         if engine is None or prefix is None or taps is None:
             raise ValueError("a head reads states of the target's prompt")
         head = engine.model
-        kept = torch.arange(len(prefix.visual)) if clip.kept is None else clip.kept
-        rows = prefix.rows_kept(kept.to(prefix.embeds.device))
+        rows = context_rows(prefix, clip.kept, text_only=self.sees == "nothing")
         positions, following = row_positions(head, clip, rows, self.axes)
         with clip.trace.span("draft_prefill", "draft"):
             given = torch.cat([prefix.visual.index, prefix.audio.to(prefix.visual.index)])
@@ -63,6 +63,21 @@ class HeadDraft(DrafterKind):
             fed = head.fed(embeddings, head.joined(states[:-1]), positions[:, :-1], following - 1)
         read = yield from clip.read(engine, fed)
         return head_drafter(clip.profile.draft, engine, read.span, states[-1:].clone())
+
+
+def context_rows(prefix: EmbeddedPrompt, kept: torch.Tensor | None, *, text_only: bool) -> torch.Tensor:
+    """Return the rows (n,) of the target's prompt that a head reads.
+
+    Args:
+        prefix: the prompt.
+        kept: (K,) its visual tokens that are not pruned; None for all.
+        text_only: True for no visual and no audio tokens.
+    """
+    import torch
+
+    rows = torch.arange(len(prefix.visual)) if kept is None else kept
+    rows = prefix.rows_kept(rows.to(prefix.embeds.device))
+    return rows[~torch.isin(rows, prefix.audio.to(rows))] if text_only else rows
 
 
 def row_positions(head: Head, clip: DraftContext, rows: torch.Tensor, axes: HeadAxes) -> tuple[torch.Tensor, float]:

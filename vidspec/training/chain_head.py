@@ -60,7 +60,8 @@ class TrainedChain(TrainedHead):
         held = {names[key]: tensors[key].to(device) for key in fixed}
         self._stock = head_config(deepcopy(config))
         self.taps = tap_blocks(name, self._stock, target.layers)
-        self.hidden, self.one_axis = loaded.decoder.hidden, loaded.one_axis or loaded.decoder.axes == 1
+        self.hidden, self.heads = loaded.decoder.hidden, loaded.decoder.heads
+        self.one_axis = loaded.one_axis or loaded.decoder.axes == 1
         self._embedding = held.get("embed_tokens.weight")
         self._ids = torch.arange(len(tensors[next(key for key in learned if names[key] == "lm_head.weight")])).to(
             device

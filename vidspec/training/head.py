@@ -98,7 +98,7 @@ class TrainedHead(nn.Module, ABC):
     Attributes:
         kind: ``draft.kind`` that reads it.
         taps: blocks of the target whose inputs it reads.
-        hidden, depth: its width and its number of blocks.
+        hidden, heads, depth: its width, its attention heads, and its number of blocks.
         size, first: rows of a draft, and the first of them that drafts.
         one_axis: True if it numbers rows by their place in the prompt.
         whole: True if a draft is trained with all of its rows.
@@ -108,6 +108,7 @@ class TrainedHead(nn.Module, ABC):
     kind: str
     taps: tuple[int, ...]
     hidden: int
+    heads: int
     depth: int
     size: int
     first: int
@@ -210,7 +211,7 @@ class TrainedBlocks(TrainedHead):
         ids = None if ids is None else ids.to(shared.embedding.device)
         self.decoder = BlockDecoder(stock, settings, self._cast(), ids)
         self.decoder.target_logits = lambda hidden: shared.logits(hidden, capped=settings.scaled)
-        self.hidden, self.depth = self.decoder.hidden, self.decoder.depth
+        self.hidden, self.heads, self.depth = self.decoder.hidden, self.decoder.heads, self.decoder.depth
         self.taps = tuple(block + 1 for block in settings.taps)
         self.size, self.first = settings.size, settings.first
         self.one_axis = settings.one_axis or self.decoder.axes == 1

@@ -38,7 +38,7 @@ from vidspec.video.reading import MOST_BYTES
 if TYPE_CHECKING:
     from vidspec.config.sections import VideoSection
 
-__all__ = ["CaptionedClip", "StatesFolder", "TextStates", "full_disk_hint", "hold_out", "write_states"]
+__all__ = ["CaptionedClip", "StatesFolder", "TextStates", "full_disk_hint", "hold_out", "rows_of", "write_states"]
 
 #: Clips, and rows of their prompts, that are read together.
 CLIPS, ROWS = 8, 1 << 14
@@ -156,9 +156,8 @@ class StatesFolder:
         return sum(1 for _ in self.folder.glob("*.states"))
 
     def bytes_of(self, clip: CaptionedClip) -> int:
-        """Return about the bytes of a caption, by the length of its prompt."""
-        rows, tokens = min(PROMPT_ROWS, 64 + len(clip.request.prompt or "") // 3), min(len(clip.tokens), TOKENS) - 1
-        return 2 * ((rows + tokens) * len(self.taps) + tokens) * self._hidden
+        """Return about the bytes of a caption."""
+        return 2 * (rows_of(clip) * len(self.taps) + min(len(clip.tokens), TOKENS) - 1) * self._hidden
 
     def write(self, key: str, text: TextStates) -> None:
         """Write a caption.
@@ -183,6 +182,11 @@ class StatesFolder:
         held = load_file(self._path(key))
         tokens, prompt = (tuple(held[name].tolist()) for name in ("tokens", "prompt"))
         return TextStates(held["states"], held["places"], held["following"].item(), tokens, held["finals"], prompt)
+
+
+def rows_of(clip: CaptionedClip) -> int:
+    """Return about the number of text rows of a caption, by the length of its prompt."""
+    return min(PROMPT_ROWS, 64 + len(clip.request.prompt or "") // 3) + min(len(clip.tokens), TOKENS) - 1
 
 
 @contextmanager

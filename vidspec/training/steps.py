@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional as F
@@ -146,7 +146,8 @@ class HeadTraining:
         self.held_out = self._validated(held_out)
         self.average = {name: tensor.detach().clone() for name, tensor in head.tensors.items()}
         self.peak = PEAK * min(1.0, (WIDTH / head.hidden) ** 0.5)
-        self.optimiser = torch.optim.AdamW(head.parameters(), lr=self.peak, betas=(0.9, 0.98), weight_decay=0.01)
+        options: dict[str, Any] = {"betas": (0.9, 0.98), "weight_decay": 0.01, "fused": self.device.type == "cuda"}
+        self.optimiser = torch.optim.AdamW(head.parameters(), lr=self.peak, **options)  # fused makes no copies
         self.state = TrainingState(clips=" ".join(sorted({*trained, *held_out})))
         self._losses: list[float] = []
 

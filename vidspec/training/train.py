@@ -40,7 +40,7 @@ from vidspec.training.chain_head import TrainedChain
 from vidspec.training.evaluation import DRAFTING, HeadEvaluation, MeasuredClip, measure
 from vidspec.training.head import SharedWeights, TrainedBlocks, TrainedHead
 from vidspec.training.new_head import BLOCK
-from vidspec.training.states import CaptionedClip, StatesFolder, hold_out, write_states
+from vidspec.training.states import CaptionedClip, StatesFolder, hold_out, rows_of, write_states
 from vidspec.training.steps import BLOCKS, CLIPS, GPU_CLIPS, HeadTraining, StepsProgress, TrainingLimits
 from vidspec.user_cache import cache_file
 
@@ -282,7 +282,7 @@ def _plan(
     left_out = Counter(found.left_out) + Counter({"beyond the disk": len(found.clips) - len(both)})
     parameters = sum(tensor.numel() for tensor in head.tensors.values())
     weights = sum({id(one): one.nbytes for one in (shared.embedding, shared.output)}.values())
-    gpu = shared.embedding.device.type != "cpu"
+    gpu, longest = shared.embedding.device.type != "cpu", max(map(rows_of, both))
     return TrainingPlan(
         str(found.profile.models.target),
         len(trained),
@@ -290,7 +290,7 @@ def _plan(
         left_out,
         found.prompts,
         sum(map(states.bytes_of, both)),
-        training_bytes(parameters, weights, shared.vocabulary, gpu=gpu),
+        training_bytes(parameters, weights, shared.vocabulary, head.hidden, head.heads, longest, gpu=gpu),
         parameters,
         len(states) > 0,
         states.folder,
@@ -335,20 +335,24 @@ def measure_head(
         yield from measure(captioner, clips, unreadable)
 
 
-def training_bytes(numbers: int, shared: int, vocabulary: int, *, gpu: bool) -> int:
+def training_bytes(numbers: int, shared: int, vocabulary: int, hidden: int, heads: int, text: int, *, gpu: bool) -> int:
     """Return about the most bytes that training a head takes, the libraries aside.
 
     Weights, gradients, two moments and the average in float32, on a GPU a copy and its gradients in 16 bits; the
-    target's embedding and output head; six times the logits of a step.
+    target's embedding and output head; six times the logits of a step, ten times its attention scores, and the inner
+    rows of its blocks.
 
     Args:
         numbers: of the head.
         shared: bytes of the target's embedding and output head.
         vocabulary: of the target.
+        hidden, heads: width and attention heads of the head.
+        text: rows of the longest text.
         gpu: True for a head on a GPU.
     """
     rows = (GPU_CLIPS if gpu else CLIPS) * BLOCKS * BLOCK
-    return shared + numbers * (24 if gpu else 20) + 6 * 4 * rows * vocabulary
+    step = 6 * 4 * rows * vocabulary + 10 * 4 * rows * heads * text + 16 * rows * numbers // (3 * hidden)
+    return shared + numbers * (24 if gpu else 20) + step + (64 << 20)
 
 
 def _release() -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
 
 from vidspec.drafting.base import Drafter, DrafterKind, drafters
-from vidspec.drafting.head import HeadAxes, row_positions
+from vidspec.drafting.head import HeadAxes, context_rows, row_positions
 from vidspec.errors import option
 from vidspec.registry import OptionConflict
 
@@ -29,7 +29,8 @@ class BlockDraft(DrafterKind):
     """A block of masked positions in one pass.
 
     Args:
-        visual: ``all``: the head reads the visual tokens that ``prune`` keeps; ``none``: no visual tokens.
+        visual: ``all``: the head reads the visual tokens that ``prune`` keeps, and audio tokens; ``none``: text rows
+            only.
         axes: see :class:`~vidspec.drafting.head.HeadDraft`.
     """
 
@@ -46,8 +47,6 @@ class BlockDraft(DrafterKind):
             yield OptionConflict("draft.topology", reason, option("draft.topology", "adaptive"))
 
     def open(self, clip: DraftContext) -> Steps[Drafter]:
-        import torch
-
         from vidspec.drafting.block import BlockDrafter
         from vidspec.engine.requests import Encode
         from vidspec.engine.rows import ContextRows
@@ -57,8 +56,7 @@ class BlockDraft(DrafterKind):
             raise ValueError("a head reads states of the target's prompt")
         engine = cast("Engine[BlockHead]", clip.head)
         head = engine.model
-        kept = torch.arange(len(prefix.visual)) if clip.kept is None else clip.kept
-        rows = prefix.rows_kept(kept.to(prefix.embeds.device))
+        rows = context_rows(prefix, clip.kept, text_only=self.sees == "nothing")
         positions, following = row_positions(head, clip, rows, self.axes)
         with clip.trace.span("draft_prefill", "draft"):
             states = taps.joined_states(head.blocks, rows)

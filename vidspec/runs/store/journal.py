@@ -77,6 +77,7 @@ class Journal:
         self.gone: OutputError | None = None
         self._file: BinaryIO | None = None
         self._user_visible = visible
+        self.index: JournalIndex
         self._lock = None if read_only else lock_file(self.path, path)
         try:
             self.foreign = not self._load()

@@ -26,6 +26,13 @@ pytestmark = [
 
 CLIP = shipped()[0]
 FEW = ("--profile", "ar", "--frames", "2", "--set", "models.threads=1", "--quiet")
+PLOT = """
+from pathlib import Path
+from research.pareto.outcome import outcome
+from research.pareto.plot import draw
+from vidspec.bench.results import read_results
+draw(outcome(read_results(Path("pareto.json"))), Path("pareto.svg"))
+"""
 #: Extras without a test here: for a checkout, for GPUs, or larger than vidspec itself.
 LARGE = {"docs", "flash-attn", "lmms-eval", "quantization", "ray", "test"}
 
@@ -149,5 +156,5 @@ def test_split(environment):
 @only("plots")
 def test_plots(environment, tmp_path):
     (tmp_path / "pareto.json").write_text(json.dumps(everything()), encoding="utf-8")
-    code, _, err = run(environment, "-m", "research.pareto", "--from", "pareto.json", "--svg", "pareto.svg")
+    code, _, err = run(environment, "-c", PLOT)
     assert code == 0 and (tmp_path / "pareto.svg").exists(), err

@@ -152,12 +152,10 @@ def _devices() -> list[str]:
     import torch
 
     devices = []
-    for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        facts = torch.cuda.get_device_properties(number)
-        devices.append(f"cuda:{number} {facts.name} {facts.total_memory / 2**30:.0f} GiB")
-    for number in range(torch.xpu.device_count() if torch.xpu.is_available() else 0):
-        found = torch.xpu.get_device_properties(number)
-        devices.append(f"xpu:{number} {found.name} {found.total_memory / 2**30:.0f} GiB")
+    for kind, found in (("cuda", torch.cuda), ("xpu", torch.xpu)):
+        for number in range(found.device_count() if found.is_available() else 0):
+            facts = found.get_device_properties(number)
+            devices.append(f"{kind}:{number} {facts.name} {facts.total_memory / 2**30:.0f} GiB")
     if torch.backends.mps.is_available():
         devices.append("mps")
     return [*devices, f"cpu {counted(torch.get_num_threads(), 'thread')}"]

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vidspec.cli.options import PROFILE_HELP, SERVING, TerminalOptions, flatten_options
+from vidspec.cli.printed import print_note
 from vidspec.config.run_spec import RunSpec
+from vidspec.errors import UsageError
+from vidspec.events.tally import counted
 
 if TYPE_CHECKING:
     from vidspec.captioner import Captioner
@@ -46,7 +49,6 @@ def review(
     """
     from vidspec.cli.start import require_one_prompt
     from vidspec.display.pages.page import check_page
-    from vidspec.errors import UsageError
     from vidspec.runs.planning import plan
     from vidspec.runs.review import CaptionFiles
 
@@ -65,10 +67,8 @@ def review(
 
 
 def _write(files: CaptionFiles, title: str, output: Path, *, quiet: bool) -> int:
-    from vidspec.cli.printed import print_note
     from vidspec.display.pages.page import source_beside
     from vidspec.display.pages.review import write_review
-    from vidspec.events.tally import counted
     from vidspec.runs.review import review_rows
     from vidspec.runs.store.caption_set import CAPTION_STATES
 
@@ -82,7 +82,6 @@ def _write(files: CaptionFiles, title: str, output: Path, *, quiet: bool) -> int
 def _serve(planned: RunPlan, files: CaptionFiles, title: str, port: int, *, open_browser: bool, quiet: bool) -> int:
     import secrets
 
-    from vidspec.cli.printed import print_note
     from vidspec.cli.serve import listen, require_packages
 
     require_packages("review")

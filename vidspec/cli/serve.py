@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vidspec.cli.options import PROFILE_HELP, SERVING, TerminalOptions, flatten_options
+from vidspec.cli.printed import print_note
 from vidspec.config.run_spec import RunSpec
 from vidspec.config.values import parse_size
+from vidspec.errors import UsageError
 
 if TYPE_CHECKING:
     from vidspec.serve.config import ServeConfig
@@ -62,9 +64,6 @@ def serve(
 
     Options are defaults that a request may change. SIGTERM or Ctrl-C ends the server after the requests it has.
     """
-    from vidspec.cli.printed import print_note
-    from vidspec.errors import UsageError
-
     require_packages("serve", *(["aiohttp"] if allow_media_domain else []))
     from vidspec.serve.config import ServeConfig
 
@@ -98,7 +97,6 @@ def _serve(spec: RunSpec, options: TerminalOptions, config: ServeConfig, listene
     from dataclasses import replace
 
     from vidspec.cli import start
-    from vidspec.cli.printed import print_note
     from vidspec.runs.feed import reader_count
 
     spec, resolved = start.resolve_request_profile(spec, "serve", quiet=options.quiet)
@@ -131,8 +129,6 @@ def require_packages(command: str, *further: str) -> None:
     Raises:
         UsageError: naming one.
     """
-    from vidspec.errors import UsageError
-
     for module in ("starlette", "uvicorn", *further):
         if find_spec(module) is None:
             raise UsageError(
@@ -146,8 +142,6 @@ def listen(host: str, port: int, named: str) -> socket.socket:
     Raises:
         UsageError: it cannot be had.
     """
-    from vidspec.errors import UsageError
-
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -166,7 +160,6 @@ def _is_loopback(host: str) -> bool:
 
 def _read_key(file: Path | None) -> str | None:
     """Return the API key of the option or of the variable."""
-    from vidspec.errors import UsageError
     from vidspec.files import read_whole
 
     if file is None:
@@ -182,7 +175,6 @@ def _read_key(file: Path | None) -> str | None:
 
 def _media_host(text: str) -> str:
     """Return a host, or an origin, in lower case."""
-    from vidspec.errors import UsageError
     from vidspec.runs.access import check_allowed_url, is_url
 
     if is_url(text):

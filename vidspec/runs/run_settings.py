@@ -15,6 +15,14 @@ from vidspec.config.prompts import EVENTS_SCHEMA, style
 from vidspec.config.run_spec import RunSpec
 from vidspec.errors import UsageError, option
 from vidspec.files import read_text
+from vidspec.runs.formats.base import (
+    DEFAULT_FORMAT,
+    SHARD_FORMAT,
+    RequiredPackage,
+    format_names,
+    format_of_suffix,
+    make_format,
+)
 from vidspec.runs.limit import text_counter
 from vidspec.runs.rendering import check_names, check_template
 
@@ -138,7 +146,6 @@ def output_formats(spec: RunSpec, defaults: UserConfig) -> tuple[OutputFormat, .
     Raises:
         UsageError: a format is unknown or needs a package that is not installed, or an option another format.
     """
-    from vidspec.runs.formats.base import DEFAULT_FORMAT, SHARD_FORMAT, format_of_suffix, make_format
     from vidspec.runs.sources.base import is_shard
 
     names, origin = spec.format, option("format", spec.format)
@@ -152,8 +159,7 @@ def output_formats(spec: RunSpec, defaults: UserConfig) -> tuple[OutputFormat, .
     forms = tuple(make_format(name, origin) for name in dict.fromkeys(name.strip() for name in names.split(",")))
     for form in forms:
         if form.requires is not None:
-            package = form.requires
-            _require_package(option("format", form.name), package.name, (package.module,), package.install)
+            _require_package(option("format", form.name), form.requires)
     return forms
 
 
@@ -162,7 +168,6 @@ def plan_notes(
 ) -> Iterator[str]:
     """Yield what a user should know of a run before it begins: what an option does besides what its name says."""
     from vidspec.config.user_config import PAIRED
-    from vidspec.runs.formats.base import format_names, make_format
 
     profile = resolved.profile
     suffix = os.path.splitext(spec.output or "")[1].lower()
@@ -192,11 +197,11 @@ def plan_notes(
         yield resolved.note
 
 
-def _require_package(what: str, package: str, modules: Sequence[str], hint: str) -> None:
+def _require_package(what: str, package: RequiredPackage) -> None:
     """Refuse an option whose optional package is missing before any model is loaded."""
-    for module in modules:
-        if find_spec(module) is None:
-            raise UsageError(f"{what} needs {package}, and module {module} is not installed", hint=hint)
+    if find_spec(package.module) is None:
+        message = f"{what} needs {package.name}, and module {package.module} is not installed"
+        raise UsageError(message, hint=package.install)
 
 
 def check_machine(spec: RunSpec, profile: Profile) -> None:
@@ -219,22 +224,18 @@ def check_machine(spec: RunSpec, profile: Profile) -> None:
         raise UsageError(f"PyAV {found} is too old", hint="pip install 'av>=15'")
     decoder = profile.video.decoder
     if spec.segment == "scenes":
-        _require_package(
-            option("segment", "scenes"), "PySceneDetect", ("scenedetect", "cv2"), "pip install scenedetect"
-        )
+        for module in ("scenedetect", "cv2"):
+            package = RequiredPackage("PySceneDetect", module, "pip install scenedetect")
+            _require_package(option("segment", "scenes"), package)
     if decoder == "decord":
-        _require_package(
-            option("video.decoder", "decord"),
-            "decord",
-            ("decord",),
-            f"pip install decord, or {option('video.decoder', 'auto')}",
-        )
+        package = RequiredPackage("decord", "decord", f"pip install decord, or {option('video.decoder', 'auto')}")
+        _require_package(option("video.decoder", "decord"), package)
     if decoder not in ("auto", "av", "decord"):
         from vidspec.video.decode_hardware import HardwareDecoder
 
         HardwareDecoder(decoder)  # raises if unavailable
     if spec.engine == "ray":
-        _require_package(option("engine", "ray"), "Ray", ("ray",), "pip install ray")
+        _require_package(option("engine", "ray"), RequiredPackage("Ray", "ray", "pip install ray"))
     if profile.generate.json_schema == EVENTS_SCHEMA and spec.rewrite is not None:
         hint = f"leave out {option('rewrite')} or {option('style', 'events')}"
         raise UsageError(f"{option('rewrite')} and timed events exclude each other", hint=hint)

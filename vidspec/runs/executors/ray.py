@@ -8,7 +8,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
-from vidspec.errors import DeviceError, UsageError, option
+from vidspec.errors import DeviceError, UsageError, option, reason_of
 from vidspec.runs.executors.base import (
     CaptionerFactory,
     DeviceGroup,
@@ -49,9 +49,7 @@ def connect_ray(address: str | None = None) -> ModuleType:
                 if address is None
                 else "set RAY_AUTH_MODE=token if the cluster has tokens"
             )
-            raise DeviceError(
-                f"no Ray cluster at {address or 'this machine'}: {_first_line(error)}", hint=hint
-            ) from None
+            raise DeviceError(f"no Ray cluster at {address or 'this machine'}: {reason_of(error)}", hint=hint) from None
     return ray
 
 
@@ -104,7 +102,7 @@ class RayExecutor(WorkerExecutor):
         try:
             self.ray.get(ended)
         except self.ray.exceptions.RayActorError as error:
-            self._messages.put((worker, WorkerExit(_first_line(error))))  # after its earlier messages
+            self._messages.put((worker, WorkerExit(reason_of(error))))  # after its earlier messages
 
     def close(self, idle: Collection[int]) -> None:
         for actor in [*self._actors, *(queue.actor for queue in [*self._jobs, self._messages])]:
@@ -132,8 +130,3 @@ class _QueueChannel(NamedTuple):
 
     def send(self, message: WorkerMessage) -> None:
         self.messages.put((self.worker, message))
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from statistics import mean
 
 import pytest
@@ -20,22 +21,24 @@ from vidspec.draft_length.pace import WindowController
 CARD = SHEETS["h200"]
 
 
-def cost_of(name):
-    size = SIZES[name]
+def cost_of(size):
     return ModelCost.of_decoder(size.read, size.layers, 2 * size.kv_per_token)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("weights", [None, "int4"])
 def test_launches_are_those_that_are_counted(weights):
-    assert counted(SIZES["7B"], "fused", 100, weights=weights).launches == cost_of("7B").launches
+    """Of a block and around the blocks."""
+    for layers in (1, 3):
+        size = replace(SIZES["7B"], layers=layers)
+        assert counted(size, "fused", 100, weights=weights).launches == cost_of(size).launches
 
 
 @pytest.mark.parametrize("beta", [0.3, 0.8])
 @pytest.mark.parametrize("draft", ["0.5B", "3B"])
 def test_windows_settle_there_under_load(draft, beta):
     """``draft.gamma: auto`` with these times, 16 clips of 2,000 visual tokens at once, measured with noise."""
-    target, small = cost_of("7B"), cost_of(draft)
+    target, small = cost_of(SIZES["7B"]), cost_of(SIZES[draft])
 
     def verify(n, rows):
         return target.pass_seconds(CARD, 16, rows, 2_000)

@@ -99,7 +99,7 @@ LINES = {
     "bounds": 17,
     "captioner": 136,
     "channel": 154,
-    "cli": 3023,  # the command train and its bars, the list of heads, models remove, published quality
+    "cli": 3015,  # the command train and its bars, the list of heads, models remove, published quality
     "config": 1831,  # parses times and segments, which runs did, and spells options
     "decoding": 3803,
     "display": 1957,

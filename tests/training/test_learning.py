@@ -1,14 +1,17 @@
 """Heads that learn the captions of small random targets by heart, in the loop that drafts with them."""
 
+import errno
+import io
 from dataclasses import replace
 from itertools import islice
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from tests.model_pairs import ADAPTERS
 from tests.training.learned import captioned, captioner, training
-from vidspec.errors import DeviceError
+from vidspec.errors import DeviceError, OutputError
 from vidspec.models import dflash
 from vidspec.models.placement import resolve_placement
 from vidspec.signals import Terminated
@@ -150,6 +153,28 @@ def test_memory_that_does_not_suffice_is_one_line_with_the_option_that_helps(sma
     with pytest.raises(DeviceError, match="training the head: memory does not suffice") as raised:
         [*run.run()]
     assert raised.value.hint == "--blocks 1 trains a smaller head"
+
+
+def test_a_full_disk_keeps_what_was_saved_before(small, tmp_path, monkeypatch):
+    """Neither the state of the training nor the best head is lost, and the command says that it continues."""
+    run = training(*small, tmp_path, 4)
+    assert [*run.run()][-1].step == 4
+    kept = {file: file.read_bytes() for file in (tmp_path / "training.pt", run.head_folder / "model.safetensors")}
+
+    class FullDisk(io.BytesIO):
+        def write(self, content):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def full(*_):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("vidspec.files.open_own", lambda *_: FullDisk())
+    monkeypatch.setattr("vidspec.training.head.save_file", full)
+    for write in (run.save, lambda: run.head.save(run.head_folder, run.average)):
+        with pytest.raises(OutputError, match=r"cannot be written: .*No space left on device") as raised:
+            write()
+        assert "it continues" in raised.value.hint
+    assert all(file.read_bytes() == content for file, content in kept.items())
 
 
 def test_training_ends_once_accepted_tokens_rise_no_longer(small, tmp_path, monkeypatch):

@@ -84,6 +84,14 @@ def test_several_prompts_and_turns_of_a_dialogue(tmp_path):
         learnable_captions(read_captions([file]))
 
 
+def test_captions_under_penalties_are_not_taken_for_greedy_ones(tmp_path):
+    """Other tokens than the target's likeliest ones do not say that its weights have changed."""
+    for number, (key, greedy) in enumerate({"max_new_tokens": True, "presence_penalty": False}.items()):
+        (folder := tmp_path / key).mkdir()
+        found = written(folder, str(shipped()[number]), checkpoint("readable"), **{key: 2})
+        assert [clip.greedy for clip in found.clips] == [greedy]
+
+
 def test_what_a_thinker_thinks_is_learned_too(tmp_path):
     save_thinker(tmp_path / "model", opened=True)
     found = written(tmp_path, str(shipped()[0]), tmp_path / "model", max_new_tokens=60)

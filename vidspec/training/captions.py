@@ -38,7 +38,7 @@ class LearnableCaptions:
 
     Attributes:
         clips: the captions.
-        profile: of the last run that wrote some, as plain decoding of the target alone.
+        profile: of the last of these captions, as plain decoding of the target alone.
         left_out: number of other captions, by the reason.
         prompts: number of different prompts.
     """
@@ -68,7 +68,8 @@ def learnable_captions(
             left_out[reason] += 1
         elif entry.run is not None:
             of_targets[_target_of(entry.run.profile["models"])].append(entry)
-    fitting = [key for key in of_targets if target is None or _same_name(target, key[0])]
+    same = {target} if target is None else {target, os.path.abspath(target)}
+    fitting = [key for key in of_targets if target is None or not same.isdisjoint((key[0], os.path.abspath(key[0])))]
     name, adapter = max(fitting, key=lambda key: len(of_targets[key]), default=("", None))
     found = of_targets.pop((name, adapter), [])
     left_out["of another target"] = sum(map(len, of_targets.values()))
@@ -95,10 +96,6 @@ def _target_of(models: Any) -> _Target:
     return str(models.get("target") if pair is None else embedded_folder(pair, "target")), models.get("adapter")
 
 
-def _same_name(one: str, other: str) -> bool:
-    return one == other or os.path.abspath(one) == os.path.abspath(other)
-
-
 def _refusal(entry: CaptionEntry) -> str | None:
     """Return why a caption is not learned from, as words after a number; None if it may be."""
     record, run = entry.record or {}, entry.run
@@ -116,13 +113,15 @@ def _refusal(entry: CaptionEntry) -> str | None:
 
 
 def _clips(entries: list[CaptionEntry], left_out: Counter[str]) -> tuple[list[CaptionedClip], Profile | None]:
-    """Return captions with what was asked, and the profile of the last run; counts those that are left out."""
+    """Return captions with what was asked, and the profile of the last one; counts those that are left out."""
     clips, members, turns = list[CaptionedClip](), _ShardMembers(), defaultdict[str, list[DialogueTurn]](list)
     known, profile = dict[int, Profile | None](), None  # by description of a run, which entries share
     for entry in sorted(entries, key=lambda one: (one.path, one.start, one.segment or 0)):
         assert entry.run is not None and entry.record is not None
         if id(entry.run) not in known:
-            known[id(entry.run)] = _profile_of(entry.run.profile)
+            known[id(entry.run)] = None
+            with suppress(ProfileError):
+                known[id(entry.run)] = profiles.parse(entry.run.profile)
         own, question = known[id(entry.run)], entry.record.get("question") or {}
         earlier = turns[f"{entry.clip} {entry.record['job']['settings']}"] if question.get("kind") == "turn" else []
         if own is None:
@@ -131,35 +130,22 @@ def _clips(entries: list[CaptionEntry], left_out: Counter[str]) -> tuple[list[Ca
             left_out["after answers that are left out"] += 1
         else:
             profile = own
-            clips.append(_clip(entry, entry.record, own, members.source(entry), tuple(earlier)))
+            clips.append(_clip(entry, entry.record, own, members.source(entry), earlier))
             earlier.append(DialogueTurn(clips[-1].request.prompt or "", raw_caption(entry.record) or ""))
     return clips, profile
 
 
-def _profile_of(described: Mapping[str, object]) -> Profile | None:
-    try:
-        return profiles.parse(described)
-    except ProfileError:
-        return None
-
-
 def _clip(
-    entry: CaptionEntry,
-    record: RecordDict,
-    profile: Profile,
-    source: MemberSource | None,
-    earlier: tuple[DialogueTurn, ...],
+    entry: CaptionEntry, record: RecordDict, profile: Profile, source: MemberSource | None, earlier: list[DialogueTurn]
 ) -> CaptionedClip:
     job, generate = {**record, **record["job"]}, profile.generate
     prompt = str((record.get("question") or {}).get("prompt") or job.get("prompt") or generate.prompt)
     start, end = job.get("start"), job.get("end")
-    request = CaptionRequest(entry.path, None, prompt, generate.system, start=start, end=end, earlier=earlier)
-    greedy = not (generate.temperature or generate.json_schema or generate.no_repeat_ngram)
+    request = CaptionRequest(entry.path, None, prompt, generate.system, start=start, end=end, earlier=tuple(earlier))
+    greedy = not (generate.temperature or generate.grammar_schema or generate.penalties)
     named = entry.path if job.get("id") is None else f"{entry.path}\n{job['id']}"
     key, tokens = f"{entry.clip} {job['settings']} {entry.segment}", tuple(record["token_ids"])
-    return CaptionedClip(
-        key, named, request, profile.video, tokens, greedy and generate.repetition_penalty == 1, source
-    )
+    return CaptionedClip(key, named, request, profile.video, tokens, greedy, source)
 
 
 class _ShardMembers:

@@ -26,7 +26,7 @@ from vidspec.models.head import read_head
 from vidspec.models.placement import Placement
 from vidspec.models.video_language_model import VideoLanguageModel
 from vidspec.training.new_head import begin_head, dense_weight
-from vidspec.training.states import TextStates
+from vidspec.training.states import TextStates, full_disk_hint
 
 __all__ = ["HeadScores", "SharedWeights", "TrainedBlocks", "TrainedHead"]
 
@@ -176,15 +176,16 @@ class TrainedHead(nn.Module, ABC):
         """Write the head in its layout, with other values of its tensors; whole, or not at all.
 
         Raises:
-            OSError, OutputError, SafetensorError: it cannot be written.
+            OutputError: it cannot be written.
         """
-        folder.mkdir(parents=True, exist_ok=True)
         file, dtype = folder / "model.safetensors", self.shared.embedding.dtype
         held = {name: weights[name].detach().to("cpu", dtype).contiguous() for name in self.tensors}
         config = self.config | {"dtype": str(dtype).removeprefix("torch.")}
-        write_whole(folder / "config.json", json.dumps(config, indent=2) + "\n")
-        save_file(held | dict(self.fixed), file.with_suffix(".part"))
-        os.replace(file.with_suffix(".part"), file)
+        with full_disk_hint(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / "config.json", json.dumps(config, indent=2) + "\n")
+            save_file(held | dict(self.fixed), file.with_suffix(".part"))
+            os.replace(file.with_suffix(".part"), file)
 
 
 class TrainedBlocks(TrainedHead):

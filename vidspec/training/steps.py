@@ -233,8 +233,7 @@ class HeadTraining:
         state, best, tau = self.state, self.state.best, self.validate()
         state.taus.append((state.step, tau))
         if best is None or tau > best:
-            with full_disk_hint(self.folder):
-                self.head.save(self.head_folder, self.average)
+            self.head.save(self.head_folder, self.average)
         if state.falls is None and self.limits.steps is None and state.step >= FEWEST:
             early = max((tau for step, tau in state.taus if step <= (1 - LAST) * state.step), default=0.0)
             if (state.best or 0.0) < RISE * early:

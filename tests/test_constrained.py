@@ -17,7 +17,7 @@ from tests.tiers import full_but, in_turn
 from vidspec.config import profiles
 from vidspec.config.json_schema import ANY_OBJECT, json_grammar, schema_properties
 from vidspec.config.run_spec import RunSpec
-from vidspec.decoding.report import parse_json
+from vidspec.decoding.decode import parse_json
 from vidspec.errors import GenerationError, ProfileError
 from vidspec.runs.run_settings import profile_keys
 

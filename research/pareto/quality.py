@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from research.compare import DRAWS, SEED, bootstrap_samples
 from research.pareto.likeness import edit_distance, rouge_l
 from research.world.scoring import Statement, score
-from vidspec.events.counters import tau
+from vidspec.events.compare import tau
 from vidspec.events.record import Caption
 
 LEVEL = 0.95

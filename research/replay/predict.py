@@ -16,7 +16,7 @@ from research.replay.simulated import SimulatedWorkers, simulate
 from research.replay.virtual import Costs, Run, Text, simulate_sequential
 from vidspec.decoding.scheduler import ParallelSettings, Scheduler
 from vidspec.draft_length.costs import PassCosts
-from vidspec.draft_length.gamma import WindowSize
+from vidspec.draft_length.window import WindowSize
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from research.replay.predict import (
     speedup,
 )
 from research.replay.virtual import Pattern
-from vidspec.draft_length.gamma import FixedGamma
+from vidspec.draft_length.window import FixedGamma
 from vidspec.errors import UsageError
 from vidspec.registry import nearest
 

@@ -8,8 +8,7 @@ from research import speed
 from research.replay.predict import Times, geometric_lengths, parallel_run, sequential_run, speedup
 from research.replay.virtual import Pattern, Run, Text
 from vidspec.draft_length.costs import PassCosts
-from vidspec.draft_length.gamma import AutoGamma, FixedGamma, Rounding, settled_window
-from vidspec.draft_length.window import chain_tokens
+from vidspec.draft_length.window import AutoGamma, FixedGamma, Rounding, chain_tokens, settled_window
 
 HIGHEST_GAMMA = 32
 #: Tokens that are simulated altogether, in texts of the wanted length.

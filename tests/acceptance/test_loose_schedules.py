@@ -20,7 +20,7 @@ from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.protocol import PromptRead, Proposed
 from vidspec.decoding.scheduler import ParallelSettings, Scheduler
 from vidspec.decoding.schedules.sequential import sequential
-from vidspec.draft_length.gamma import FixedGamma
+from vidspec.draft_length.window import FixedGamma
 from vidspec.embedded.samples import shipped
 from vidspec.engine.requests import run_to_completion
 from vidspec.events.events import LooseToken, Round

@@ -8,7 +8,7 @@ from research.replay.simulated import SimulatedWorkers, drive
 from research.replay.virtual import Costs
 from vidspec.decoding.protocol import Propose
 from vidspec.decoding.scheduler import ParallelSettings, Scheduler
-from vidspec.draft_length.gamma import AutoGamma, FixedGamma
+from vidspec.draft_length.window import AutoGamma, FixedGamma
 
 EOS = 0
 

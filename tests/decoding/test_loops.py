@@ -12,7 +12,7 @@ from vidspec.decoding.limits import PERIOD, SHORTEST, TIMES, StoppingRules, ends
 from vidspec.decoding.scheduler import ParallelSettings, Scheduler
 from vidspec.decoding.schedules.autoregressive import autoregressive
 from vidspec.decoding.schedules.sequential import sequential
-from vidspec.draft_length.gamma import FixedGamma
+from vidspec.draft_length.window import FixedGamma
 from vidspec.engine.sampling import Sampling
 
 SENTENCE = list(range(100, 112))

@@ -23,7 +23,7 @@ from vidspec.decoding.protocol import (
     WorkerFailed,
 )
 from vidspec.decoding.scheduler import ParallelSettings, Scheduler
-from vidspec.draft_length.gamma import AutoGamma, FixedGamma
+from vidspec.draft_length.window import AutoGamma, FixedGamma
 from vidspec.errors import GenerationError
 
 

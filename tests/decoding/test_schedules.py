@@ -24,7 +24,7 @@ from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.schedules.autoregressive import autoregressive
 from vidspec.decoding.schedules.sequential import sequential
 from vidspec.drafting.chain import ChainDrafter
-from vidspec.events.counters import count_rounds
+from vidspec.events.compare import count_rounds
 
 SETTINGS = settings(deadline=None, max_examples=examples(120))
 ENDS = st.builds(StoppingRules, st.integers(1, 20), st.frozensets(st.integers(0, 5), max_size=2))

@@ -3,7 +3,7 @@
 import pytest
 
 from vidspec.draft_length.costs import PassCosts
-from vidspec.draft_length.gamma import AutoGamma, FixedGamma, window_for
+from vidspec.draft_length.window import AutoGamma, FixedGamma, window_for
 
 
 @pytest.mark.parametrize(

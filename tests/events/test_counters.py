@@ -1,6 +1,6 @@
 """Counters and the papers' lengths, from rounds made by hand."""
 
-from vidspec.events.counters import count_rounds, lengths
+from vidspec.events.compare import count_rounds, lengths
 from vidspec.events.events import Round
 
 FIRST = Round((1,), ("target",), drafted=0, accepted=0, elapsed=0.0)

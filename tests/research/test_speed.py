@@ -9,8 +9,7 @@ from research.replay.simulated import SimulatedWorkers, simulate
 from research.replay.virtual import Costs, Pattern, simulate_sequential
 from tests.tiers import examples
 from vidspec.decoding.scheduler import ParallelSettings, Scheduler
-from vidspec.draft_length.gamma import FixedGamma
-from vidspec.draft_length.window import chain_tokens
+from vidspec.draft_length.window import FixedGamma, chain_tokens
 
 
 def test_chain_tokens_by_hand():

@@ -11,7 +11,7 @@ import torch
 
 from vidspec.bench.turns import measure_in_turns, time_call
 from vidspec.draft_length.costs import pass_times
-from vidspec.draft_length.gamma import Rounding, settled_window
+from vidspec.draft_length.window import Rounding, settled_window
 from vidspec.engine.device import synchroniser
 from vidspec.engine.forward import Engine
 from vidspec.engine.rows import Rows
@@ -41,7 +41,7 @@ class TimedPasses:
         return self.target[1] / self.draft[alpha] if alpha in self.draft else None
 
     def gamma(self, alpha: float, rounding: Rounding = "down") -> int | None:
-        """Return the window that fills one target pass, see :func:`~vidspec.draft_length.gamma.settled_window`."""
+        """Return the window that fills one target pass, see :func:`~vidspec.draft_length.window.settled_window`."""
         verify = pass_times(list(self.target.items()))
         return settled_window(verify, self.draft[alpha], rounding, MAX_ROWS) if alpha in self.draft else None
 

@@ -12,8 +12,7 @@ from typing import TypeAlias
 
 from vidspec.bench.tables import cell, heading, left_out_rows, spread, table
 from vidspec.config.schema import Profile
-from vidspec.events.compare import decode_rate, time_at_length
-from vidspec.events.counters import tau
+from vidspec.events.compare import decode_rate, tau, time_at_length
 from vidspec.events.record import Caption
 
 #: Records by contender and clip, one for each repeat.

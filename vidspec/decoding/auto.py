@@ -18,8 +18,8 @@ import torch
 from vidspec.config.schema import Profile
 from vidspec.config.user_config import PLAIN, sets_a_method
 from vidspec.draft_length.costs import PassCosts
-from vidspec.draft_length.gamma import AutoGamma, FixedGamma, WindowSize
 from vidspec.draft_length.trees import MOST
+from vidspec.draft_length.window import AutoGamma, FixedGamma, WindowSize
 from vidspec.drafting.base import DrafterKind
 from vidspec.drafting.static_tree import parse_tree
 from vidspec.engine.device import free_memory

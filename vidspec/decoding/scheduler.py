@@ -48,7 +48,7 @@ from vidspec.errors import GenerationError
 from vidspec.events.events import Mode, Round
 
 if TYPE_CHECKING:
-    from vidspec.draft_length.gamma import WindowSize
+    from vidspec.draft_length.window import WindowSize
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from vidspec.display.lanes import draw_lanes
 from vidspec.display.state import ClipStates, PanelState
 from vidspec.display.tiles import TileLayout, Tiles, fit_tiles, sight_sentence
 from vidspec.escaping import escape_text, one_line
-from vidspec.events.counters import tau
+from vidspec.events.compare import tau
 from vidspec.events.events import Event, Finished, Origin, Round
 from vidspec.events.record import Caption
 from vidspec.events.tally import counted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from vidspec.events.counters import Counters, count_rounds, lengths, weights_by_context
+from vidspec.events.compare import Counters, count_rounds, lengths, weights_by_context
 from vidspec.events.events import Event, Finished, Opened, Origin, Prefilled, PrefillProgress, Restarted, Round
 from vidspec.events.observer import RunObserver
 from vidspec.events.record import Caption

@@ -88,7 +88,7 @@ class VideoRecord(TypedDict, total=False):
 
 
 class CountsRecord(TypedDict, total=False):
-    """The raw counters (docs/research/metrics.md), see :class:`~vidspec.events.counters.Counters`."""
+    """The raw counters (docs/research/metrics.md), see :class:`~vidspec.events.compare.Counters`."""
 
     target_forwards: int
     draft_forwards: int
@@ -107,7 +107,7 @@ class CountsRecord(TypedDict, total=False):
 
 
 class LengthsRecord(TypedDict, total=False):
-    """Lengths, None if undefined; see :func:`~vidspec.events.counters.lengths`."""
+    """Lengths, None if undefined; see :func:`~vidspec.events.compare.lengths`."""
 
     tau: float | None
     tokens_per_target_pass: float | None

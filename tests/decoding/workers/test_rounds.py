@@ -27,7 +27,7 @@ from vidspec.decoding.workers.draft import DraftText
 from vidspec.decoding.workers.process import RemoteDraft
 from vidspec.decoding.workers.run import TargetSide, run_rounds
 from vidspec.draft_length.costs import PassCosts
-from vidspec.draft_length.gamma import FixedGamma
+from vidspec.draft_length.window import FixedGamma
 from vidspec.engine.requests import run_to_completion
 from vidspec.engine.sampling import Sampling
 from vidspec.events.trace import Trace

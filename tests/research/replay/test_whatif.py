@@ -4,8 +4,7 @@ from research import speed
 from research.replay.predict import Prefill, Times, even_lengths, geometric_lengths
 from research.replay.whatif import best_chain, what_if
 from vidspec.draft_length.costs import pass_times
-from vidspec.draft_length.gamma import settled_window
-from vidspec.draft_length.window import chain_tokens
+from vidspec.draft_length.window import chain_tokens, settled_window
 
 
 def by_method(*args, **options):

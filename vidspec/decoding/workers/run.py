@@ -28,7 +28,7 @@ from vidspec.decoding.setup import DecodingSetup
 from vidspec.decoding.target import verify
 from vidspec.decoding.workers.process import RemoteDraft
 from vidspec.draft_length.costs import PassCosts
-from vidspec.draft_length.gamma import WindowSize
+from vidspec.draft_length.window import WindowSize
 from vidspec.drafting.base import Draft
 from vidspec.engine.requests import Steps
 from vidspec.events.events import InputsReleased, Round

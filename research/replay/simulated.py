@@ -12,17 +12,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from research.replay.virtual import Block, Costs, Run, Text, verified
+from research.replay.virtual import Block, Costs, Run, Text, WorkerName, verified
 from vidspec.acceptance.base import Verdict
 from vidspec.decoding.protocol import (
-    PrefillTarget,
     PromptRead,
     Propose,
     Proposed,
     Verify,
     VisibleTokens,
-    WorkerName,
-    WorkerOrder,
+    WorkerMessage,
     WorkerResult,
 )
 from vidspec.decoding.scheduler import Scheduler
@@ -47,7 +45,7 @@ class _Draft:
     """The draft's state: ``text`` has both emitted and proposed tokens."""
 
     text: list[int] = field(default_factory=list)
-    inbox: deque[WorkerOrder] = field(default_factory=deque)
+    inbox: deque[WorkerMessage] = field(default_factory=deque)
     eos: frozenset[int] = frozenset()
     busy: bool = False
     read: bool = False
@@ -80,12 +78,12 @@ class SimulatedWorkers:
         self._last: dict[tuple[WorkerName, str], tuple[float, float]] = {}  # messages of one way do not overtake
         self._count = 0
 
-    def submit(self, worker: WorkerName, message: WorkerOrder) -> None:
+    def submit(self, message: WorkerMessage) -> None:
         """Send a message."""
-        if worker == "target":
-            self._travel(worker, "in", lambda: self._tell_target(message))
+        if isinstance(message, Verify):
+            self._travel("target", "in", lambda: self._tell_target(message))
         else:
-            self._travel(worker, "in", lambda: self._tell_draft(message))
+            self._travel("draft", "in", lambda: self._tell_draft(message))
 
     def result(self) -> WorkerResult:
         """Return the next result of either worker, advancing the clock; one worker's results come in order.
@@ -121,32 +119,30 @@ class SimulatedWorkers:
     def _answer(self, worker: WorkerName, result: WorkerResult) -> None:
         self._travel(worker, "out", lambda: self._results.append(result))
 
-    def _tell_target(self, message: WorkerOrder) -> None:
+    def _tell_target(self, message: Verify) -> None:
         state = self.target
         if state.busy:
             raise AssertionError(f"the target is at work and gets {message}")
         state.busy = True
-        if isinstance(message, PrefillTarget):
+        if not message.round:
             end = self.now + self.costs.target_prefill
             self.blocks.append(Block("target", "prefill", self.now, end))
             if self.costs.signals is not None:
                 self._at(self.now + self.costs.signals, lambda: self._answer("target", VisibleTokens((0,))))
             self._at(end, self._target_read)
-        elif isinstance(message, Verify):
+        else:
             if message.prefix != len(state.text):
                 raise AssertionError(f"{message} to a target that has {len(state.text)} tokens")
             rows = len(message.window) + 1
             seconds = self.costs.verify(rows)
             self.blocks.append(Block("target", "verify", self.now, self.now + seconds, message.prefix, rows=rows))
             self._at(self.now + seconds, lambda: self._verified(message, seconds))
-        else:
-            raise AssertionError(f"the target gets {message}")
 
     def _target_read(self) -> None:
         self.target.busy = False
         token = self.text.choose(())
         self.target.text.append(token)
-        self._answer("target", PromptRead("target", self.costs.target_prefill, token))
+        self._answer("target", Verdict((), token))
 
     def _verified(self, message: Verify, seconds: float) -> None:
         self.measured.add("target", 1, len(message.window) + 1, seconds)
@@ -155,7 +151,7 @@ class SimulatedWorkers:
         self.target.busy = False
         self._answer("target", Verdict.chain(accepted, token, round=message.round, seconds=seconds))
 
-    def _tell_draft(self, message: WorkerOrder) -> None:
+    def _tell_draft(self, message: WorkerMessage) -> None:
         self.draft.inbox.append(message)
         if not self.draft.busy:
             self._draft_on()
@@ -178,7 +174,7 @@ class SimulatedWorkers:
         self.blocks.append(Block("draft", "draft", self.now, self.now + seconds, len(state.text), state.epoch))
         self._at(self.now + seconds, lambda: self._drafted(seconds))
 
-    def _take(self, message: WorkerOrder) -> None:
+    def _take(self, message: WorkerMessage) -> None:
         state = self.draft
         if isinstance(message, VisibleTokens):
             if not state.read:  # to prune costs nothing here
@@ -200,7 +196,7 @@ class SimulatedWorkers:
 
     def _draft_read(self) -> None:
         self.draft.busy, self.draft.read = False, True
-        self._answer("draft", PromptRead("draft", self.costs.draft_prefill))
+        self._answer("draft", PromptRead())
         self._draft_on()
 
     def _drafted(self, seconds: float) -> None:
@@ -220,11 +216,11 @@ def drive(scheduler: Scheduler, workers: SimulatedWorkers) -> Iterator[Round]:
     """Pass messages and results between scheduler and workers until the text ends; yields every round."""
     workers.draft.eos = scheduler.settings.eos
     for send in scheduler.start():
-        workers.submit(*send)
+        workers.submit(send)
     while not scheduler.finished:
         sends, outcome = scheduler.receive(workers.result())
         for send in sends:
-            workers.submit(*send)
+            workers.submit(send)
         if outcome is not None:
             yield outcome
 

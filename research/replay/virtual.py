@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from vidspec.decoding.protocol import WorkerName
 from vidspec.events.events import Round
 
 if TYPE_CHECKING:
     from vidspec.events.events import Origin
 
+WorkerName: TypeAlias = Literal["target", "draft"]
 Work: TypeAlias = Literal["prefill", "signals", "draft", "verify"]
 
 

@@ -200,10 +200,10 @@ def _cut_short():
 def test_the_parallel_schedule_passes_loose_tokens_on_and_compares_the_next_strictly():
     one = Scheduler(ParallelSettings(max_new_tokens=20, startup=3), FixedGamma(3))
     one.start()
-    one.receive(PromptRead("draft", 1.0))
+    one.receive(PromptRead())
     for position, token in enumerate((7, 8, 9)):
         one.receive(Proposed(0, position, token, 0.1))
-    one.receive(PromptRead("target", 5.0, 7))
+    one.receive(Verdict((), 7))
     one.receive(Proposed(0, 3, 1, 0.1))
     loose = (LooseToken(1, 4, "relevance", relevance=0.2),)
     _, outcome = one.receive(Verdict.chain(2, 5, loose, round=1, seconds=0.4))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from research.replay.simulated import SimulatedWorkers, drive
 from research.replay.virtual import Costs
-from vidspec.decoding.protocol import Propose
+from vidspec.decoding.protocol import Propose, Verify
 from vidspec.decoding.scheduler import ParallelSettings, Scheduler
 from vidspec.draft_length.window import AutoGamma, FixedGamma
 
@@ -59,11 +59,11 @@ class WatchedWorkers(SimulatedWorkers):
         super().__init__(*args, **options)
         self.submitted, self.arrived, self.under_way = [], [], []
 
-    def submit(self, worker, message):
-        if worker == "draft":
+    def submit(self, message):
+        if not isinstance(message, Verify):
             self.submitted.append((self.now, message))
             self.under_way.append(message)
-        super().submit(worker, message)
+        super().submit(message)
 
     def _tell_draft(self, message):
         self.arrived.append((self.now, self.draft.epoch, message))

@@ -20,7 +20,6 @@ from vidspec.acceptance.base import Verdict
 from vidspec.config import profiles
 from vidspec.decoding.limits import StoppingRules
 from vidspec.decoding.loop import Loop, LoopClient
-from vidspec.decoding.protocol import PrefillTarget, PromptRead
 from vidspec.decoding.protocol import WorkerFailed as Lost
 from vidspec.decoding.schedules.parallel import Parallel
 from vidspec.decoding.sequence import Sequence
@@ -188,12 +187,12 @@ class TargetSide:
         self.text, self.emitted = text, []
 
     def answer(self, order, publish):
-        if isinstance(order, PrefillTarget):
+        if not order.round:
             self.text.publish = (lambda: publish((0, 2))) if self.kept else lambda: None
             read = yield PrefillPrompt(self.engine, SimpleNamespace(text=self.text, length=self.length), 9)
             self.text.publish()  # has come by now
             self.span, self.emitted = read.span, [self.text.choose(())]
-            return PromptRead("target", 1.0, self.emitted[0])
+            return Verdict((), self.emitted[0])
         assert order.prefix == len(self.emitted)
         passes = self.engine.passes
         yield Forward(self.engine, [Rows(self.span, [self.emitted[-1], *order.window])])
@@ -309,7 +308,7 @@ class Process(processes.DraftProcess):
     def die(self, after):
         if not self.dead:
             self.dead = True
-            self.world.at(self.world.now + after, lambda: self.fail(Lost("draft", "exit code -9", lost=True)))
+            self.world.at(self.world.now + after, lambda: self.fail(Lost("exit code -9", lost=True)))
 
 
 def enter(monkeypatch):

@@ -13,8 +13,6 @@ from tests.decoding.parallel_toys import EOS, ParallelScenario, ToyText, Watched
 from tests.tiers import examples, full_but
 from vidspec.acceptance.base import Verdict
 from vidspec.decoding.protocol import (
-    OutgoingMessage,
-    PrefillTarget,
     PromptRead,
     Propose,
     Proposed,
@@ -70,12 +68,12 @@ def scheduler(**options):
 
 def test_the_first_messages_of_parallel_prefill():
     assert scheduler(startup=4).start() == [
-        OutgoingMessage("target", PrefillTarget()),
-        OutgoingMessage("draft", VisibleTokens(None)),
-        OutgoingMessage("draft", Propose(0, 4)),
+        Verify(0, 0, ()),
+        VisibleTokens(None),
+        Propose(0, 4),
     ]
-    assert scheduler(overlap=False).start() == [OutgoingMessage("target", PrefillTarget())]
-    assert scheduler(await_kept=True).start() == [OutgoingMessage("target", PrefillTarget())]
+    assert scheduler(overlap=False).start() == [Verify(0, 0, ())]
+    assert scheduler(await_kept=True).start() == [Verify(0, 0, ())]
 
 
 def test_the_draft_starts_when_the_kept_tokens_are_known():
@@ -84,8 +82,8 @@ def test_the_draft_starts_when_the_kept_tokens_are_known():
     sends, outcome = one.receive(VisibleTokens((1, 5)))
     assert outcome is None
     assert sends == [
-        OutgoingMessage("draft", VisibleTokens((1, 5))),
-        OutgoingMessage("draft", Propose(0, 4)),
+        VisibleTokens((1, 5)),
+        Propose(0, 4),
     ]
 
 
@@ -93,16 +91,16 @@ def test_a_draft_that_prunes_late_reads_everything_and_is_told_once():
     one = scheduler(await_kept=True, late=True)
     whole = VisibleTokens(None)
     assert one.start() == [
-        OutgoingMessage("target", PrefillTarget()),
-        OutgoingMessage("draft", whole),
-        OutgoingMessage("draft", Propose(0, 20)),
+        Verify(0, 0, ()),
+        whole,
+        Propose(0, 20),
     ]
-    one.receive(PromptRead("draft", 0.1))
+    one.receive(PromptRead())
     one.receive(Proposed(0, 0, 7, 0.0))
-    assert one.receive(VisibleTokens((1, 5))) == ([OutgoingMessage("draft", VisibleTokens((1, 5)))], None)
-    sends, outcome = one.receive(PromptRead("target", 1.0, 7))
+    assert one.receive(VisibleTokens((1, 5))) == ([VisibleTokens((1, 5))], None)
+    sends, outcome = one.receive(Verdict((), 7))
     assert outcome.accepted == 1 and not [
-        send for send in sends if isinstance(send.message, VisibleTokens) or is_rollback(send.message)
+        send for send in sends if isinstance(send, VisibleTokens) or is_rollback(send)
     ]
 
 
@@ -110,7 +108,7 @@ def ready(*startup, **options):
     """A scheduler whose draft has proposed ``startup`` before the target was ready."""
     one = scheduler(**options)
     one.start()
-    one.receive(PromptRead("draft", 1.0))
+    one.receive(PromptRead())
     for position, token in enumerate(startup):
         one.receive(Proposed(0, position, token, 0.1))
     return one
@@ -118,37 +116,37 @@ def ready(*startup, **options):
 
 def test_the_targets_first_token_is_the_pre_verify_of_the_first_start_up_token():
     one = ready(7, 8, 9, startup=3)
-    sends, outcome = one.receive(PromptRead("target", 5.0, 7))
+    sends, outcome = one.receive(Verdict((), 7))
     assert (outcome.token_ids, outcome.origins, outcome.accepted) == ((7,), ("draft",), 1)
-    assert sends == [OutgoingMessage("target", Verify(1, 1, (8, 9))), OutgoingMessage("draft", Propose(0, 6))]
+    assert sends == [Verify(1, 1, (8, 9)), Propose(0, 6)]
 
 
 def test_a_wrong_start_up_token_restarts_the_draft():
     one = ready(7, 8, 9, startup=3)
-    sends, outcome = one.receive(PromptRead("target", 5.0, 4))
+    sends, outcome = one.receive(Verdict((), 4))
     assert (outcome.token_ids, outcome.origins, outcome.wasted) == ((4,), ("correction",), 3)
     assert sends == [
-        OutgoingMessage("target", Verify(1, 1, ())),
-        OutgoingMessage("draft", Propose(1, 4, 0, (4,))),
+        Verify(1, 1, ()),
+        Propose(1, 4, 0, (4,)),
     ]
 
 
 def test_pre_verify_passes_then_waits_for_the_window_then_post_verify():
     one = ready(7, startup=1)
-    one.receive(PromptRead("target", 5.0, 7))  # pass 1: nothing pending, the draft proposes positions 1 to 3
+    one.receive(Verdict((), 7))  # pass 1: nothing pending, the draft proposes positions 1 to 3
     assert one.receive(Proposed(0, 1, 2, 0.1)) == ([], None)
     sends, outcome = one.receive(Verdict.chain(0, 2, round=1, seconds=0.4))
     assert sends == [] and (outcome.mode, outcome.token_ids, outcome.origins) == ("pre", (2,), ("draft",))
     assert one.receive(Proposed(0, 2, 3, 0.1)) == ([], None)
     sends, _ = one.receive(Proposed(0, 3, 4, 0.1))
-    assert sends == [OutgoingMessage("target", Verify(2, 2, (3, 4))), OutgoingMessage("draft", Propose(0, 7))]
+    assert sends == [Verify(2, 2, (3, 4)), Propose(0, 7)]
     one.receive(Proposed(0, 4, 5, 0.1))
     sends, outcome = one.receive(Verdict.chain(1, 9, round=2, seconds=0.4))  # 3 stands, 4 does not
     assert (outcome.mode, outcome.token_ids, outcome.origins) == ("post", (3, 9), ("draft", "correction"))
     assert (outcome.accepted, outcome.wasted, outcome.drafted) == (1, 2, 3)
     assert sends == [
-        OutgoingMessage("target", Verify(3, 4, ())),
-        OutgoingMessage("draft", Propose(1, 7, 3, (9,))),
+        Verify(3, 4, ()),
+        Propose(1, 7, 3, (9,)),
     ]
     assert one.receive(Proposed(0, 5, 6, 0.1)) == ([], None)  # it had left before the draft heard
     one.receive(Proposed(1, 4, 1, 0.1))
@@ -158,7 +156,7 @@ def test_pre_verify_passes_then_waits_for_the_window_then_post_verify():
 
 def test_a_whole_window_gives_no_bonus_but_the_next_windows_first_token():
     one = ready(7, 8, 9, startup=3)
-    one.receive(PromptRead("target", 5.0, 7))
+    one.receive(Verdict((), 7))
     assert one.receive(Verdict.chain(2, 5, round=1, seconds=0.4)) == (
         [],
         None,
@@ -170,13 +168,13 @@ def test_a_whole_window_gives_no_bonus_but_the_next_windows_first_token():
 def test_the_target_goes_on_alone_until_the_draft_is_ready():
     one = scheduler(overlap=False)
     one.start()
-    sends, outcome = one.receive(PromptRead("target", 5.0, 7))
+    sends, outcome = one.receive(Verdict((), 7))
     assert outcome.origins == ("target",)
-    assert [type(send.message) for send in sends] == [Verify, VisibleTokens]
+    assert [type(send) for send in sends] == [Verify, VisibleTokens]
     sends, outcome = one.receive(Verdict.chain(0, 8, round=1, seconds=0.4))
-    assert (outcome.mode, outcome.origins) == ("alone", ("target",)) and [type(s.message) for s in sends] == [Verify]
-    sends, _ = one.receive(PromptRead("draft", 3.0))
-    assert sends == [OutgoingMessage("draft", Propose(1, 5, 0, (7, 8)))]
+    assert (outcome.mode, outcome.origins) == ("alone", ("target",)) and [type(s) for s in sends] == [Verify]
+    sends, _ = one.receive(PromptRead())
+    assert sends == [Propose(1, 5, 0, (7, 8))]
     one.receive(Proposed(1, 2, 9, 0.1))
     _, outcome = one.receive(Verdict.chain(0, 9, round=2, seconds=0.4))
     assert (outcome.mode, outcome.origins) == ("pre", ("draft",))
@@ -185,12 +183,12 @@ def test_the_target_goes_on_alone_until_the_draft_is_ready():
 def test_start_up_tokens_that_would_come_too_late_are_called_off():
     one = scheduler(startup=4)
     one.start()
-    sends, _ = one.receive(PromptRead("target", 5.0, 7))
-    assert sends == [OutgoingMessage("draft", Propose(0, 0)), OutgoingMessage("target", Verify(1, 1, ()))]
+    sends, _ = one.receive(Verdict((), 7))
+    assert sends == [Propose(0, 0), Verify(1, 1, ())]
     sends, _ = one.receive(Verdict.chain(0, 8, round=1, seconds=0.4))
-    assert [type(send.message) for send in sends] == [Verify], "once is enough"
-    assert one.receive(PromptRead("draft", 6.0))[0] == [
-        OutgoingMessage("draft", Propose(1, 5, 0, (7, 8))),
+    assert [type(send) for send in sends] == [Verify], "once is enough"
+    assert one.receive(PromptRead())[0] == [
+        Propose(1, 5, 0, (7, 8)),
     ]
     assert one.receive(Proposed(0, 0, 7, 0.0)) == ([], None)
 
@@ -199,17 +197,17 @@ def test_start_up_tokens_that_would_come_too_late_are_called_off():
 def test_kept_tokens_that_come_after_the_targets_prefill_still_start_the_draft(overlap):
     one = scheduler(overlap=overlap, await_kept=True)
     one.start()
-    sends, _ = one.receive(PromptRead("target", 5.0, 7))
-    assert [type(send.message) for send in sends] == [Verify]
-    assert one.receive(VisibleTokens((2, 3)))[0] == [OutgoingMessage("draft", VisibleTokens((2, 3)))]
+    sends, _ = one.receive(Verdict((), 7))
+    assert [type(send) for send in sends] == [Verify]
+    assert one.receive(VisibleTokens((2, 3)))[0] == [VisibleTokens((2, 3))]
 
 
 def test_without_overlap_kept_tokens_wait_for_the_targets_prefill():
     one = scheduler(overlap=False, await_kept=True)
     one.start()
     assert one.receive(VisibleTokens((2, 3))) == ([], None)
-    sends, _ = one.receive(PromptRead("target", 5.0, 7))
-    assert sends[1:] == [OutgoingMessage("draft", VisibleTokens((2, 3)))]
+    sends, _ = one.receive(Verdict((), 7))
+    assert sends[1:] == [VisibleTokens((2, 3))]
 
 
 def test_start_up_tokens_fill_the_targets_prefill():
@@ -286,7 +284,7 @@ def test_the_papers_example_takes_three_passes():
 def test_a_failed_worker_ends_the_text_with_its_traceback():
     class Dying(WatchedWorkers):
         def result(self):
-            return WorkerFailed("draft", "out of memory", "Traceback ...") if self.now > 3 else super().result()
+            return WorkerFailed("out of memory", "Traceback ...") if self.now > 3 else super().result()
 
     workers = Dying(ToyText(1, 1.0, 5), Costs(lambda rows: 1.0, lambda: 0.2))
     with pytest.raises(GenerationError, match="the draft worker failed: out of memory") as raised:
@@ -309,20 +307,20 @@ def test_a_silent_draft_is_a_deadlock_the_simulation_sees():
         Proposed(0, 2, 5, 0.1),
         Verdict.chain(0, 5, round=2, seconds=0.1),
         Verdict.chain(3, 5, round=1, seconds=0.1),
-        PromptRead("target", 1.0, 5),
+        Verdict((), 5),
     ],
 )
 def test_answers_that_make_no_sense_are_refused(answer):
     one = ready(7, 8, 9, startup=3)
-    one.receive(PromptRead("target", 5.0, 7))
+    one.receive(Verdict((), 7))
     with pytest.raises(RuntimeError, match="unexpected answer"):
         one.receive(answer)
 
 
 def test_nothing_is_answered_after_the_end():
     one = ready(EOS, startup=3)
-    sends, outcome = one.receive(PromptRead("target", 5.0, EOS))
-    assert one.finished and outcome.token_ids == (EOS,) and sends == [OutgoingMessage("draft", Propose(0, 0))]
+    sends, outcome = one.receive(Verdict((), EOS))
+    assert one.finished and outcome.token_ids == (EOS,) and sends == [Propose(0, 0)]
     assert one.receive(Verdict.chain(9, 9, round=9, seconds=9.0)) == ([], None)
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from vidspec.acceptance.base import Verdict
 
@@ -27,17 +27,6 @@ if TYPE_CHECKING:
     from vidspec.config.schema import Profile
     from vidspec.events.trace import Span
     from vidspec.models.request import CaptionRequest
-
-WorkerName: TypeAlias = Literal["target", "draft"]
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillTarget:
-    """To the target: read the whole prompt.
-
-    Answers: ``PromptRead`` with the first token; ``VisibleTokens``, as early as the signals exist, if these choose the
-    draft's tokens.
-    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +36,9 @@ class Verify:
     The pass has ``len(window) + 1`` rows: the last emitted token, which the cache does not hold yet, and the window.
     ``prefix`` is the number of emitted tokens. The worker checks that its own text is equally long, and afterwards
     keeps the accepted part of the window (rollback) and takes its own token as the last emitted one (commit).
+
+    Round 0 is the prefill: the target reads the whole prompt, and its token is the first of the text. ``VisibleTokens``
+    may come before its answer, as early as the signals exist, if these choose the draft's tokens.
     """
 
     round: int
@@ -84,15 +76,7 @@ class Propose:
 
 @dataclass(frozen=True, slots=True)
 class PromptRead:
-    """From either: the prompt is read, in ``seconds``.
-
-    ``token``: the target's first token, None from the draft. ``probabilities``: of the first token, if requested.
-    """
-
-    worker: WorkerName
-    seconds: float
-    token: int | None = None
-    probabilities: tuple[float, ...] = ()
+    """From the draft: its prompt is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +91,12 @@ class Proposed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed:
-    """From either: it cannot continue. ``traceback`` is the worker's own, as text.
+    """From the draft: it cannot continue. ``traceback`` is its process's own, as text.
 
     ``lost``: it died or hangs, perhaps not because of the clip; another worker may repeat it. ``hint`` and ``kind`` are
     those of an error of its model, without which it cannot begin.
     """
 
-    worker: WorkerName
     error: str
     traceback: str = ""
     lost: bool = False
@@ -154,15 +137,8 @@ class DraftSpans:
     forwards: int
 
 
-TargetMessage: TypeAlias = PrefillTarget | Verify
 DraftMessage: TypeAlias = VisibleTokens | Propose
-WorkerOrder: TypeAlias = TargetMessage | DraftMessage
+#: From the scheduler to either worker.
+WorkerMessage: TypeAlias = Verify | DraftMessage
 WorkerResult: TypeAlias = VisibleTokens | PromptRead | Verdict | Proposed | WorkerFailed
 DraftAnswer: TypeAlias = PromptRead | Proposed | WorkerFailed | DraftSpans
-
-
-class OutgoingMessage(NamedTuple):
-    """A message and its recipient."""
-
-    worker: WorkerName
-    message: WorkerOrder

@@ -108,9 +108,8 @@ def _part(  # type: ignore[no-untyped-def]
                 mask=is_row[:, None],
                 other=0.0,
             )
-            base = kv_head.to(tl.int64) * head_stride + start * WIDTH
-            stretch = split * share, end, common
-            weight, part = _attend(rotated, sees, keys + base, values + base, stretch, scaling, TILE, WIDTH, BLOCK)
+            stretch = split * share, end, common, start, kv_head.to(tl.int64) * head_stride
+            weight, part = _attend(rotated, sees, keys, values, stretch, scaling, TILE, WIDTH, BLOCK)
             tl.store(weights + out, weight, mask=is_row)
             tl.store(parts + out[:, None] * WIDTH + inner[None], part, mask=is_row[:, None])
 
@@ -121,16 +120,17 @@ def _attend(  # type: ignore[no-untyped-def]
 ):
     """Return the log-sum-exp (TILE,) and the mean values (TILE, WIDTH) of a tile over a stretch of one sequence.
 
-    The stretch is its first entry, the one after its last, and the number of entries that all rows see.
+    The stretch is its first entry, the one after its last, the number of entries that all rows see, the sequence's
+    first entry in the slab, and the offset of the KV head.
     """
-    begins, end, common = stretch
+    begins, end, common, start, base = stretch
     top = tl.full([TILE], float("-inf"), tl.float32)
     total = tl.zeros([TILE], tl.float32)
     summed = tl.zeros([TILE, WIDTH], tl.float32)
     for begin in range(begins, end, BLOCK):
         entry = begin + tl.arange(0, BLOCK)
         held = entry < end
-        address = entry.to(tl.int64)[:, None] * WIDTH + tl.arange(0, WIDTH)[None]
+        address = base + (start + entry)[:, None] * WIDTH + tl.arange(0, WIDTH)[None]
         key = tl.load(keys + address, mask=held[:, None], other=0.0)
         scores = tl.dot(rotated, tl.trans(key), input_precision="ieee") * scaling
         own = entry - common

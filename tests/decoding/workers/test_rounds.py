@@ -69,7 +69,7 @@ class TableDraft:
             return
         if isinstance(message, VisibleTokens):
             self.text = DraftText(self.engine, self.engine.start())
-            self.answer(PromptRead("draft", 0.0))
+            self.answer(PromptRead())
             return
         if message.keep is not None:
             self.epoch = message.epoch
@@ -154,9 +154,9 @@ def test_a_clip_hears_all_that_has_come_and_is_woken_by_what_comes(monkeypatch):
     process = TableDraft()
     draft = remote(process)
     draft.begin()
-    process.answer(PromptRead("draft", 0.0))
+    process.answer(PromptRead())
     process.answer(Proposed(0, 0, 1, 0.0))
-    assert received(draft) == [PromptRead("draft", 0.0), Proposed(0, 0, 1, 0.0)]
+    assert received(draft) == [PromptRead(), Proposed(0, 0, 1, 0.0)]
     waits, wait = [], draft.wake.wait
     monkeypatch.setattr(draft.wake, "wait", lambda timeout: waits.append(wait(60.0)) or waits[-1])
     threading.Timer(0.1, process.answer, [Proposed(0, 1, 2, 0.1)]).start()
@@ -173,7 +173,7 @@ def test_a_draft_may_take_long_over_a_prompt_as_long_as_it_works(beats, reads, w
     draft.begin()
     process.process, process.reading = Beating(beats), reads
     begun = time.monotonic()
-    assert received(draft) == [WorkerFailed("draft", "no answer for 0.1 s", lost=True)]
+    assert received(draft) == [WorkerFailed("no answer for 0.1 s", lost=True)]
     assert time.monotonic() - begun >= 0.1 * waited
 
 

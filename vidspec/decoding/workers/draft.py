@@ -197,7 +197,6 @@ class DraftClip(LoopClient):
             self._encode_now = False
             yield from self._kind.encode(self.context)
         if self._kept and self._text is None:
-            begun = self.trace.elapsed()
             self._follow_kept()
             prefix = yield from self._kind.prefix(self.context)
             read = yield from self.context.read(self.engine, prefix)
@@ -205,7 +204,7 @@ class DraftClip(LoopClient):
             self._text, self._prefix = DraftText(self.engine, read, history), prefix.outline()
             self.context.release()
             del prefix
-            self.emit(PromptRead("draft", self.trace.elapsed() - begun))
+            self.emit(PromptRead())
         if self._kept and self._text is not None and self._prefix is not None:
             self._follow_kept()
             with self.trace.span("prune", "draft"):
@@ -298,7 +297,7 @@ class DraftWorker:
         self._loop.drop(number)
         self._clips.pop(number, None)
         trace = "".join(traceback.format_exception(error))
-        self._emit(number, WorkerFailed("draft", f"{type(error).__name__}: {error}", trace))
+        self._emit(number, WorkerFailed(f"{type(error).__name__}: {error}", trace))
 
 
 def serve(channel: Channel, model: str, where: Placement) -> None:
@@ -308,7 +307,7 @@ def serve(channel: Channel, model: str, where: Placement) -> None:
             import_transformers()
             engine = Engine(loading.load_model(model, where, text=True))
     except VidspecError as error:
-        failed = WorkerFailed("draft", error.message, traceback.format_exc(), hint=error.hint, kind=error.kind)
+        failed = WorkerFailed(error.message, traceback.format_exc(), hint=error.hint, kind=error.kind)
         channel.send((None, failed))
         return
     channel.send((None, model_identity(engine.model)))

@@ -124,7 +124,7 @@ class DraftProcess:
 
     def stop(self, *, lost: bool = False) -> None:
         """End the process and the open clips at once; ``lost``: they may be repeated."""
-        self.fail(WorkerFailed("draft", "it was given up" if lost else "it was stopped", lost=lost))
+        self.fail(WorkerFailed("it was given up" if lost else "it was stopped", lost=lost))
         self.process.end()
         if threading.current_thread() is not self._reader:
             self._reader.join()
@@ -157,9 +157,9 @@ def _listen(process: Child, owner: DraftProcess) -> None:
         while True:
             owner.dispatch(*process.receive())
     except ChildEnded as ended:
-        owner.fail(WorkerFailed("draft", f"its process ended: {ended.reason}", ended.traceback, lost=True))
+        owner.fail(WorkerFailed(f"its process ended: {ended.reason}", ended.traceback, lost=True))
     except Exception as error:  # of any type: the waiting threads must be notified
-        owner.fail(WorkerFailed("draft", f"its answer cannot be used: {error!r}", traceback.format_exc(), lost=True))
+        owner.fail(WorkerFailed(f"its answer cannot be used: {error!r}", traceback.format_exc(), lost=True))
     finally:
         process.channel.close()
 
@@ -220,7 +220,7 @@ class RemoteDraft:
             if self.process.reading and silent < PATIENCE:
                 silent = min(silent, self.process.process.silent_s())
             if silent >= self.timeout:
-                return [WorkerFailed("draft", f"no answer for {self.timeout:g} s", lost=True)]
+                return [WorkerFailed(f"no answer for {self.timeout:g} s", lost=True)]
         self.trace.add("wait", "target", begun, self.trace.elapsed())
         return answers  # type: ignore[no-any-return]
 

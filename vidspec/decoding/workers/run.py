@@ -14,13 +14,10 @@ from vidspec.decoding.prefill import Publish, TargetPrompt, prefill_target
 from vidspec.decoding.protocol import (
     DraftSpans,
     OpenClip,
-    OutgoingMessage,
-    PrefillTarget,
-    PromptRead,
     Proposed,
-    TargetMessage,
     Verify,
     VisibleTokens,
+    WorkerMessage,
 )
 from vidspec.decoding.scheduler import ParallelSettings, Scheduler, WorkerLost
 from vidspec.decoding.sequence import Sequence
@@ -147,11 +144,11 @@ def run_rounds(
         emit: called with each round.
         costs: receives the times of the draft's passes.
     """
-    orders: list[TargetMessage] = []
+    orders: list[Verify] = []
 
-    def send(sends: list[OutgoingMessage]) -> None:
-        for _, message in sends:
-            if isinstance(message, (PrefillTarget, Verify)):
+    def send(sends: list[WorkerMessage]) -> None:
+        for message in sends:
+            if isinstance(message, Verify):
                 orders.append(message)
                 continue
             if isinstance(message, VisibleTokens) and target.prompt is not None:
@@ -192,16 +189,13 @@ class TargetSide:
         self.prompt: TargetPrompt | None = None
         self._emitted_count = 0
 
-    def answer(self, order: TargetMessage, publish: Publish) -> Steps[PromptRead | Verdict]:
-        """Answer one message; ``publish`` may be called in the middle of a pass."""
-        if isinstance(order, Verify):
+    def answer(self, order: Verify, publish: Publish) -> Steps[Verdict]:
+        """Answer one message; ``publish`` may be called in the middle of a pass of the prefill."""
+        if order.round:
             return (yield from self._verify(order))
-        begun = self.sequence.trace.elapsed()
         yield from self.read(publish)
-        target = self.sequence.target
-        token = target.first()
-        self._emitted_count = 1
-        return PromptRead("target", self.sequence.trace.elapsed() - begun, token, target.probabilities)
+        target, self._emitted_count = self.sequence.target, 1
+        return Verdict((), target.first(), probabilities=target.probabilities)
 
     def read(self, publish: Publish) -> Steps[None]:
         """Prefill the target; publish the draft's visual tokens once their signals exist, or at the end."""

@@ -111,12 +111,13 @@ class Qwen25VL(VideoLanguageModel):
 
     @property
     def _mergers(self) -> list[nn.Module]:
-        """Projectors of the input features of the language model, and of the deepstack features."""
-        return [self.tower.merger]
+        """Projectors of the input features of the language model, and of the deepstack features if there are any."""
+        return [self.tower.merger, *getattr(self.tower, "deepstack_merger_list", ())]
 
     def _encode_levels(self, values: torch.Tensor, grid: torch.Tensor) -> list[torch.Tensor]:
         """Run the tower and return the output (N, hidden) of each of :attr:`_mergers`."""
-        return [self.model.get_video_features(values, grid).pooler_output[0]]
+        found = self.model.get_video_features(values, grid)
+        return [found.pooler_output[0], *(level[0] for level in getattr(found, "deepstack_features", None) or ())]
 
     def _ungroup_patches(self, units: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
         """Rearrange patches grouped by token (N, merge ** 2 * d) to their grid (steps, rows, columns, d)."""

@@ -6,9 +6,6 @@ never fed to recurrent blocks; positions keep their gaps.
 
 from __future__ import annotations
 
-import torch
-from torch import nn
-
 from vidspec.models.base import families
 from vidspec.models.families.qwen3_vl import Qwen3VL
 
@@ -18,10 +15,3 @@ class Qwen35(Qwen3VL):
     """A ``Qwen3_5ForConditionalGeneration`` or ``Qwen3_5Moe...``, with thinking disabled in the template."""
 
     family = "qwen3_5"
-
-    @property
-    def _mergers(self) -> list[nn.Module]:
-        return [self.tower.merger]
-
-    def _encode_levels(self, values: torch.Tensor, grid: torch.Tensor) -> list[torch.Tensor]:
-        return [self.model.get_video_features(values, grid).pooler_output[0]]

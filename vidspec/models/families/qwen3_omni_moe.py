@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from vidspec.models.base import VisionOutput, families
 from vidspec.models.families.qwen2_5_omni import Qwen25Omni
 from vidspec.models.families.qwen2_5_vl import seconds_per_step
-from vidspec.models.families.qwen3_vl import CHAT_TEMPLATE, DeepstackTower
+from vidspec.models.families.qwen3_vl import CHAT_TEMPLATE
 from vidspec.models.memory_estimate import BUDGET
 from vidspec.models.preprocess import GridRules, ProcessorConfig
 from vidspec.models.vision import token_bytes
 
 
 @families.register("qwen3_omni_moe")
-class Qwen3OmniMoe(Qwen25Omni, DeepstackTower):
+class Qwen3OmniMoe(Qwen25Omni):
     """A ``Qwen3OmniMoeThinkerForConditionalGeneration``; its prompt is ``<|im_start|>user\\n<|vision_start|>{video}
     <|vision_end|>{prompt}<|im_end|>\\n<|im_start|>assistant\\n``.
 

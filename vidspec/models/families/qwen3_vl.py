@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
-import torch
-from torch import nn
 
 from vidspec.models.base import Pixels, VisionOutput, families
 from vidspec.models.families.qwen2_5_vl import TURNS, Qwen25VL
@@ -17,28 +15,14 @@ from vidspec.video.base import Clip
 CHAT_TEMPLATE = "{% for message in messages %}" + TURNS
 
 
-class DeepstackTower(Qwen25VL):
-    """Qwen2.5-VL with a tower that projects the output of early blocks too.
-
-    ``VisionOutput.deepstack`` holds the features added after the first blocks of the language model.
-    """
-
-    @property
-    def _mergers(self) -> list[nn.Module]:
-        return [self.tower.merger, *self.tower.deepstack_merger_list]
-
-    def _encode_levels(self, values: torch.Tensor, grid: torch.Tensor) -> list[torch.Tensor]:
-        found = self.model.get_video_features(values, grid)
-        return [found.pooler_output[0], *(level[0] for level in found.deepstack_features)]
-
-
 @families.register("qwen3_vl")
-class Qwen3VL(DeepstackTower):
+class Qwen3VL(Qwen25VL):
     """A ``Qwen3VLForConditionalGeneration`` or ``Qwen3VLMoe...``; its prompt is
     ``<|im_start|>user\\n<|vision_start|>{steps}<|vision_end|>{prompt}<|im_end|>\\n<|im_start|>assistant\\n``, each step
     being ``<{time:.1f} seconds><|vision_start|>{step}<|vision_end|>``.
 
-    The processor of ``transformers`` 5.23 leaves the outer markers around the steps; that of 4.57 replaced them.
+    ``VisionOutput.deepstack`` holds the features added after the first blocks of the language model. The processor of
+    ``transformers`` 5.23 leaves the outer markers around the steps; that of 4.57 replaced them.
     """
 
     family = "qwen3_vl"

@@ -31,7 +31,7 @@ INNER = ("<lambda>", "<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<mod
 #: Functions, and their files, from the end of a pass of the target to the panel, on both threads.
 WAY, WAY_FILES = 35, 22
 #: Functions that run in this process to caption one clip.
-RAN = 1572
+RAN = 1550
 #: Functions of cli, config and runs from the arguments to the first clip that a captioner is asked, and climbs between
 #: their files; 233 and 92 in version 0.4.0.
 BEGUN, CLIMBS = 207, 83

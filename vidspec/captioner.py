@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from typing_extensions import Unpack
@@ -26,16 +26,18 @@ from vidspec.decoding.engine_client import EngineClient
 from vidspec.decoding.many import caption_clips, caption_prompts, in_order
 from vidspec.decoding.text_stream import stream_certain_text
 from vidspec.decoding.tickets import Ticket
-from vidspec.decoding.workers.process import DraftProcessSlot
 from vidspec.engine.device import synchroniser
 from vidspec.errors import ArgumentError, UsageError
 from vidspec.events.events import Event, Finished
 from vidspec.events.record import Caption
 from vidspec.events.trace import Trace
-from vidspec.models.head import Head
-from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.request import CaptionOptions, CaptionRequest, make_request, prompt_list
 from vidspec.models.video_language_model import VideoLanguageModel
+
+if TYPE_CHECKING:
+    from vidspec.decoding.workers.process import DraftProcessSlot
+    from vidspec.models.head import Head
+    from vidspec.models.image_captioner import ImageCaptioner
 
 __all__ = ["CaptionOptions", "Captioner"]
 

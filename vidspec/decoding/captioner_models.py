@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from vidspec.config.schema import Profile
 from vidspec.decoding import auto
 from vidspec.decoding.setup import DecodingSetup
-from vidspec.decoding.workers.process import DraftProcessSlot
 from vidspec.embedded import ships
 from vidspec.errors import ModelError
 from vidspec.events.record import ModelsRecord
-from vidspec.models import dflash, eagle3, hub, image_captioner, loading, mtp
+from vidspec.models import hub, loading
 from vidspec.models.checkpoint_config import read_config
 from vidspec.models.generation_rules import unread_note
-from vidspec.models.head import Head
 from vidspec.models.identity import require_vision
-from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.placement import Placement
 from vidspec.models.video_language_model import VideoLanguageModel
+
+if TYPE_CHECKING:
+    from vidspec.decoding.workers.process import DraftProcessSlot
+    from vidspec.models.head import Head
+    from vidspec.models.image_captioner import ImageCaptioner
 
 __all__ = [
     "HEAD_FOLDERS",
@@ -72,10 +74,12 @@ def load_models(profile: Profile, undo: ExitStack) -> CaptionerModels:
     # The target last: its device map depends on the memory that is left.
     describe = None
     if wanted.captioner:
-        describe = image_captioner.load_image_captioner(wanted.captioner, replace(draft_where, weights=None))
+        from vidspec.models.image_captioner import load_image_captioner
+
+        describe = load_image_captioner(wanted.captioner, replace(draft_where, weights=None))
     draft = slot = None
     if profile.concurrent:
-        slot = DraftProcessSlot(draft_name if profile.draft.has_model else target_name, draft_where, profile)
+        slot = start_draft(draft_name if profile.draft.has_model else target_name, profile)
         undo.callback(slot.drop)
     elif profile.draft.has_model:
         draft = loading.load_model(draft_name, draft_where, text=True)
@@ -89,15 +93,28 @@ def load_models(profile: Profile, undo: ExitStack) -> CaptionerModels:
         head = load_head(profile.draft.named_head, draft_name, target, draft_where)
         head.name = "embedded/head" if wanted.pair is not None else head.name
     elif profile.draft.has_head:
-        head = mtp.load_mtp(target)
+        from vidspec.models.mtp import load_mtp
+
+        head = load_mtp(target)
     return CaptionerModels(target, draft, describe, slot, head)
 
 
 def load_head(kind: str, name: str, target: VideoLanguageModel, where: Placement) -> Head:
     """Load a head in the layout ``kind``."""
     if kind == "dflash":
-        return dflash.load_block_head(name, target, where)
-    return eagle3.load_eagle3(name, target, where)
+        from vidspec.models.dflash import load_block_head
+
+        return load_block_head(name, target, where)
+    from vidspec.models.eagle3 import load_eagle3
+
+    return load_eagle3(name, target, where)
+
+
+def start_draft(model: str, profile: Profile) -> DraftProcessSlot:
+    """Start the draft's process of the parallel schedule, with a hub id or folder."""
+    from vidspec.decoding.workers.process import DraftProcessSlot
+
+    return DraftProcessSlot(model, auto.draft_placement(profile), profile)
 
 
 def _names(profile: Profile) -> tuple[str, str]:
@@ -129,12 +146,13 @@ def build_setup(profile: Profile, models: CaptionerModels) -> DecodingSetup:
         require_vision(draft, shown=profile.draft.has_video or (profile.draft.has_caption and describe is None))
     describe = describe if profile.draft.has_caption else None
     if profile.draft.has_caption and describe is None and draft is not None:
-        describe = image_captioner.DraftCaptioner(draft, beside=auto.has_room_for_two(target.device, draft.device))
+        from vidspec.models.image_captioner import DraftCaptioner
+
+        describe = DraftCaptioner(draft, beside=auto.has_room_for_two(target.device, draft.device))
     if not profile.concurrent:
         return DecodingSetup.of(profile, target, draft, describe, head)
     if slot is None:
-        model = target if draft is None else draft
-        slot = DraftProcessSlot(model.source, auto.draft_placement(profile), profile)
+        slot = start_draft((target if draft is None else draft).source, profile)
     slot.target = target
     return DecodingSetup.of(profile, target, None, describe, head, slot)
 

@@ -30,7 +30,6 @@ from vidspec.engine.taps import Taps
 from vidspec.events.events import InputsReleased, Prefilled
 from vidspec.events.wake import WakeEvent
 from vidspec.models.base import EmbeddedPrompt
-from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.prefix_cache import PrefixCache, PrefixHit
 from vidspec.models.prompt import share_pixels
 from vidspec.pruning.base import attention_ranks, make_signals, make_taps, token_places
@@ -38,6 +37,7 @@ from vidspec.pruning.base import attention_ranks, make_signals, make_taps, token
 if TYPE_CHECKING:
     from vidspec.config.schema import Profile
     from vidspec.decoding.setup import DecodingSetup
+    from vidspec.models.image_captioner import ImageCaptioner
 
 __all__ = ["TargetPrompt", "open_target"]
 

@@ -25,9 +25,7 @@ from vidspec.events.trace import Trace
 from vidspec.lossy import lossy
 from vidspec.models.base import EmbeddedPrompt
 from vidspec.models.detokenizer import StopStrings
-from vidspec.models.head import Head
 from vidspec.models.identity import require_quantisable
-from vidspec.models.image_captioner import ImageCaptioner
 from vidspec.models.prompt import encode_prompt
 from vidspec.models.request import CaptionRequest
 from vidspec.models.video_language_model import VideoLanguageModel
@@ -40,6 +38,8 @@ if TYPE_CHECKING:
 
     from vidspec.decoding.sequence import ScheduleFunction
     from vidspec.decoding.workers.process import DraftProcessSlot
+    from vidspec.models.head import Head
+    from vidspec.models.image_captioner import ImageCaptioner
 
 #: Limits of recurrent states: key, why, the nearest valid choice, and a test whether a profile exceeds them.
 STATES: tuple[tuple[str, str, str, Callable[[Profile], bool]], ...] = (

@@ -69,7 +69,7 @@ MUTATIONS = (
              "return after - text_similarity",
              "return after + text_similarity",
              "tests/pruning/test_uv.py"),
-    Mutation("tau counts the target's own tokens", "vidspec/events/counters.py",
+    Mutation("tau counts the target's own tokens", "vidspec/events/compare.py",
              "return sum(accepted_lengths) / len(accepted_lengths)",
              "return sum(one + 1 for one in accepted_lengths) / len(accepted_lengths)",
              "tests/events/test_counters.py"),

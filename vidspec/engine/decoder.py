@@ -46,6 +46,7 @@ class Decoder(Protocol):
     why: str
     depth: int
     axes: int
+    scaling: float
     windows: tuple[int | None, ...] | None
     mutual: bool
     cached: tuple[int, ...] | None
@@ -65,9 +66,6 @@ class Decoder(Protocol):
 
     @property
     def numbers(self) -> int: ...
-
-    @property
-    def scaling(self) -> float: ...
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Return embeddings (R, hidden) of token ids (R,)."""
@@ -102,18 +100,24 @@ class ReplayableDecoder(Decoder, Protocol):
     """
 
     width: int
+    hidden: int
+    logit_width: int
+    pass_width: int
+    device: torch.device
 
-    @property
-    def hidden(self) -> int: ...
 
-    @property
-    def logit_width(self) -> int: ...
+class DecoderDefaults:
+    """Attributes as most decoders have them, see :class:`Decoder`."""
 
-    @property
-    def pass_width(self) -> int: ...
-
-    @property
-    def device(self) -> torch.device: ...
+    mutual = False
+    cached: tuple[int, ...] | None = None
+    state_bytes = 0
+    graphs: ReplayedPasses | None = None
+    eager: str | None = None
+    state_inputs: StateInputs | None = None
+    reads_context = False
+    both_ways: frozenset[int] = frozenset()
+    skips_rows = False
 
 
 D = TypeVar("D", bound=Decoder)

@@ -18,10 +18,9 @@ from torch.nn import functional as F
 
 from vidspec.engine.attention import PassAttention
 from vidspec.engine.block_kernels import load_block_kernels, rms_norm
-from vidspec.engine.decoder import AttendFunction, sliding_windows
+from vidspec.engine.decoder import AttendFunction, DecoderDefaults, sliding_windows
 from vidspec.engine.graph_step import StepAttention
 from vidspec.engine.graphs import eager_reason, make_graphs
-from vidspec.engine.head_states import StateInputs
 from vidspec.engine.history import suppress
 from vidspec.engine.layout_times import Packing, WeightShape
 from vidspec.engine.layouts import WeightFormat, build_matrix
@@ -148,7 +147,7 @@ class _Block:
         return other
 
 
-class FusedDecoder:
+class FusedDecoder(DecoderDefaults):
     """The blocks of a stock language model, fused.
 
     Args:
@@ -160,14 +159,8 @@ class FusedDecoder:
     """
 
     name = "fused"
-    mutual = False
-    cached: tuple[int, ...] | None = None
-    state_bytes = 0
     why = "the family's blocks are fused"
     unquantisable_reason: str | None = None
-    state_inputs: StateInputs | None = None
-    reads_context = False
-    both_ways: frozenset[int] = frozenset()
     skips_rows = True
     suppressed: torch.Tensor | None = None
 
@@ -190,6 +183,8 @@ class FusedDecoder:
         self.blocks = [_Block(block, packing, wanted) for block in language.layers]
         tied = head.weight is language.embed_tokens.weight
         self.norm, self.head = _Norm(language.norm), build_matrix([head], wanted, packing=packing, shared=tied)
+        self.device, self.hidden, self.logit_width = weight.device, int(weight.shape[1]), self.head.shape[0]
+        self.pass_width = 3 * self._mlp_width + 6 * self.hidden
         # Qwen3-VL's stock blocks interleave whatever the config says, earlier models never do.
         interleaved = str(config.model_type).startswith("qwen3")
         rope = getattr(config, "rope_parameters", None)
@@ -199,25 +194,9 @@ class FusedDecoder:
         self.eager = eager_reason(self) if self.device.type == "cuda" else None
         self.graphs = make_graphs(self)
 
-    @property
-    def device(self) -> torch.device:
-        return self.embedding.device
-
     @cached_property
     def numbers(self) -> int:
         return sum(math.prod(matrix.shape) for block in self.blocks for matrix in block.matrices)
-
-    @property
-    def hidden(self) -> int:
-        return int(self.embedding.shape[1])
-
-    @property
-    def logit_width(self) -> int:
-        return self.head.shape[0]
-
-    @property
-    def pass_width(self) -> int:
-        return 3 * self._mlp_width + 6 * self.hidden
 
     @property
     def matrices(self) -> list[Matrix]:

@@ -45,6 +45,7 @@ class Gemma4Decoder(StockDecoder):
     def __init__(self, language: StockModel, head: StockModel, why: str, budget: int | None = None) -> None:
         super().__init__(language, head, why, budget)
         config = language.config
+        self.scaling = 1.0  # queries and keys are normalised
         self.mutual = config.use_bidirectional_attention == "vision"
         self.kinds: Sequence[str] = config.layer_types
         self.kept = self.depth - int(config.num_kv_shared_layers)
@@ -55,10 +56,6 @@ class Gemma4Decoder(StockDecoder):
         ]
         self._shared = _PassKeysValues()  # keys and values of the pass, by kind
         self._inputs: torch.Tensor | None = None  # (1, R, depth, d) of the pass
-
-    @property
-    def scaling(self) -> float:
-        return 1.0  # queries and keys are normalised
 
     @property
     def attended(self) -> Sequence[int]:

@@ -10,9 +10,7 @@ from typing import Self
 import torch
 
 from vidspec.engine.attention import PassAttention
-from vidspec.engine.decoder import AttendFunction, sliding_windows
-from vidspec.engine.graphs import ReplayedPasses
-from vidspec.engine.head_states import StateInputs
+from vidspec.engine.decoder import AttendFunction, DecoderDefaults, sliding_windows
 from vidspec.engine.history import suppress
 from vidspec.engine.layouts import matrix_linears, quantised_copy, unquantisable_reason
 from vidspec.engine.matrix import Matrix, Precision
@@ -63,7 +61,7 @@ def _register_attention() -> None:
     ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
 
 
-class StockDecoder:
+class StockDecoder(DecoderDefaults):
     """Decoder over blocks as loaded: quantised, split over devices or of any dense family.
 
     Args:
@@ -74,13 +72,7 @@ class StockDecoder:
     """
 
     name = "stock"
-    mutual = False
-    graphs: ReplayedPasses | None = None
     eager: str | None = "its blocks are not fused"
-    state_inputs: StateInputs | None = None
-    reads_context = False
-    both_ways: frozenset[int] = frozenset()
-    skips_rows = False
     suppressed: torch.Tensor | None = None
 
     def __init__(self, language: StockModel, head: StockModel, why: str, budget: int | None = None) -> None:
@@ -94,6 +86,7 @@ class StockDecoder:
         self.cached = attending if len(attending) < len(kinds) else None
         self.state_bytes = max_state_bytes(config, language.embed_tokens.weight.dtype)
         self.axes = axis_count(getattr(config, "rope_parameters", None))
+        self.scaling = float(self._width**-0.5)
 
     @property
     def unquantisable_reason(self) -> str | None:
@@ -120,10 +113,6 @@ class StockDecoder:
         other.slab, other.language = slab, quantised_copy(self.language, precision)
         other.head = quantised_copy(self.head, precision)
         return other
-
-    @property
-    def scaling(self) -> float:
-        return float(self._width**-0.5)
 
     @property
     def _width(self) -> int:

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from vidspec.engine.decoder import AttendFunction
+from vidspec.engine.decoder import AttendFunction, DecoderDefaults
 from vidspec.engine.device import to_device
-from vidspec.engine.graphs import ReplayedPasses, eager_reason, make_graphs
+from vidspec.engine.graphs import eager_reason, make_graphs
 from vidspec.engine.head_states import StateInputs
 from vidspec.engine.matrix import Matrix
 from vidspec.engine.rotary import RotaryTables
@@ -64,7 +64,7 @@ class HeadRows:
         return int(self.embeds.shape[1])
 
 
-class HeadDecoder(ABC):
+class HeadDecoder(DecoderDefaults, ABC):
     """Base class of the decoders of heads (:class:`~vidspec.engine.decoder.Decoder`).
 
     A row is the embedding of a token joined with a state. In a prompt both are given; rows of tokens need :meth:`bind`.
@@ -73,15 +73,8 @@ class HeadDecoder(ABC):
     name = "head"
     why = "blocks of its own"
     depth = 1
-    mutual = reads_context = False
-    both_ways: frozenset[int] = frozenset()
-    skips_rows = False
-    cached: tuple[int, ...] | None = None
-    state_bytes = numbers = 0
+    numbers = 0
     matrices: Sequence[Matrix] = ()
-    graphs: ReplayedPasses | None = None
-    eager: str | None = None
-    state_inputs: StateInputs | None = None
     device: torch.device
     axes: int
     scaling: float

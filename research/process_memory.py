@@ -9,7 +9,16 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["PeakMemory", "resident"]
+__all__ = ["PeakMemory", "peak_bytes", "resident"]
+
+
+def peak_bytes() -> int | None:
+    """Return the peak bytes torch allocated on a GPU since the previous call; None without a GPU."""
+    if not torch.cuda.is_available():
+        return None
+    peak = torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    return peak
 
 
 @dataclass

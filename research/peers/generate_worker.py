@@ -17,10 +17,10 @@ from research.peers.answering import Functions, serve_functions
 from research.peers.generate import PeerFailed, generate_batch, read_frames
 from research.peers.recorded import read_ahead, write_captions
 from research.peers.steady import SteadyRate
+from research.process_memory import peak_bytes
 from research.stock_inputs import stock_inputs
 from vidspec.config import labels
 from vidspec.config.schema import Profile
-from vidspec.engine.device import peak_bytes
 from vidspec.models import loading
 from vidspec.models.base import Pixels, VisionOutput
 from vidspec.models.placement import resolve_placement

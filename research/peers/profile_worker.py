@@ -17,12 +17,12 @@ from typing import TypedDict
 
 from research.peers.answering import serve_functions
 from research.peers.steady import SteadyRate
+from research.process_memory import peak_bytes
 from research.ready_clips import ReadyClips
 from vidspec.captioner import Captioner
 from vidspec.config import labels
 from vidspec.config.run_spec import RunSpec
 from vidspec.config.schema import Profile
-from vidspec.engine.device import peak_bytes
 from vidspec.events.events import Finished, LoopLoad, Round
 from vidspec.events.observer import ClipPart, RunObserver
 from vidspec.events.record import Caption

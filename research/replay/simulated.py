@@ -20,7 +20,7 @@ from vidspec.decoding.protocol import (
     Proposed,
     Verify,
     VisibleTokens,
-    WorkerMessage,
+    WorkerOrder,
     WorkerResult,
 )
 from vidspec.decoding.scheduler import Scheduler
@@ -45,7 +45,7 @@ class _Draft:
     """The draft's state: ``text`` has both emitted and proposed tokens."""
 
     text: list[int] = field(default_factory=list)
-    inbox: deque[WorkerMessage] = field(default_factory=deque)
+    inbox: deque[WorkerOrder] = field(default_factory=deque)
     eos: frozenset[int] = frozenset()
     busy: bool = False
     read: bool = False
@@ -78,7 +78,7 @@ class SimulatedWorkers:
         self._last: dict[tuple[WorkerName, str], tuple[float, float]] = {}  # messages of one way do not overtake
         self._count = 0
 
-    def submit(self, message: WorkerMessage) -> None:
+    def submit(self, message: WorkerOrder) -> None:
         """Send a message."""
         if isinstance(message, Verify):
             self._travel("target", "in", lambda: self._tell_target(message))
@@ -151,7 +151,7 @@ class SimulatedWorkers:
         self.target.busy = False
         self._answer("target", Verdict.chain(accepted, token, round=message.round, seconds=seconds))
 
-    def _tell_draft(self, message: WorkerMessage) -> None:
+    def _tell_draft(self, message: WorkerOrder) -> None:
         self.draft.inbox.append(message)
         if not self.draft.busy:
             self._draft_on()
@@ -174,7 +174,7 @@ class SimulatedWorkers:
         self.blocks.append(Block("draft", "draft", self.now, self.now + seconds, len(state.text), state.epoch))
         self._at(self.now + seconds, lambda: self._drafted(seconds))
 
-    def _take(self, message: WorkerMessage) -> None:
+    def _take(self, message: WorkerOrder) -> None:
         state = self.draft
         if isinstance(message, VisibleTokens):
             if not state.read:  # to prune costs nothing here

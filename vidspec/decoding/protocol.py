@@ -139,6 +139,6 @@ class DraftSpans:
 
 DraftMessage: TypeAlias = VisibleTokens | Propose
 #: From the scheduler to either worker.
-WorkerMessage: TypeAlias = Verify | DraftMessage
+WorkerOrder: TypeAlias = Verify | DraftMessage
 WorkerResult: TypeAlias = VisibleTokens | PromptRead | Verdict | Proposed | WorkerFailed
 DraftAnswer: TypeAlias = PromptRead | Proposed | WorkerFailed | DraftSpans

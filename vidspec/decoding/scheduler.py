@@ -38,7 +38,7 @@ from vidspec.decoding.protocol import (
     Verify,
     VisibleTokens,
     WorkerFailed,
-    WorkerMessage,
+    WorkerOrder,
     WorkerResult,
 )
 from vidspec.drafting.base import Draft
@@ -125,12 +125,12 @@ class Scheduler:
         self._draft_s = 0.0
         self._aborted = 0
 
-    def start(self) -> list[WorkerMessage]:
+    def start(self) -> list[WorkerOrder]:
         """Return the first messages."""
         reads = self._read_draft_prompt() if self.settings.overlap and self._kept_known else []
         return [Verify(0, 0, ()), *reads]
 
-    def receive(self, result: WorkerResult) -> tuple[list[WorkerMessage], Round | None]:
+    def receive(self, result: WorkerResult) -> tuple[list[WorkerOrder], Round | None]:
         """Return the messages, and the round if one is complete, that follow from a worker's result.
 
         Raises:
@@ -152,22 +152,22 @@ class Scheduler:
             return (self._read_draft_prompt() if self.settings.overlap or self._mode != "prefill" else []), None
         return self._draft_ready(), None
 
-    def _read_draft_prompt(self) -> list[WorkerMessage]:
+    def _read_draft_prompt(self) -> list[WorkerOrder]:
         """Return the draft's prefill and, while the target is still in its own, the request for start-up tokens."""
         self._draft = "reading"
-        sends: list[WorkerMessage] = [VisibleTokens(self._kept)]
+        sends: list[WorkerOrder] = [VisibleTokens(self._kept)]
         if self._mode == "prefill" and self.settings.overlap:
             startup = self.settings.rows if self.settings.startup is None else self.settings.startup
             sends += self._propose(min(startup, self.settings.max_new_tokens))
         return sends
 
-    def _target_ready(self, first: Verdict) -> tuple[list[WorkerMessage], Round | None]:
+    def _target_ready(self, first: Verdict) -> tuple[list[WorkerOrder], Round | None]:
         sends, settled = self._settle(first)
         if self._draft == "absent" and self._kept_known and not self.finished:
             sends += self._read_draft_prompt()
         return sends, settled
 
-    def _draft_ready(self) -> list[WorkerMessage]:
+    def _draft_ready(self) -> list[WorkerOrder]:
         if self._draft != "reading":
             raise RuntimeError("the draft read a prompt that nobody gave it")
         self._draft = "ready"
@@ -178,7 +178,7 @@ class Scheduler:
         self._restart_draft(0, tuple(self.emitted))
         return self._request_window()
 
-    def _add_proposed(self, result: Proposed) -> tuple[list[WorkerMessage], Round | None]:
+    def _add_proposed(self, result: Proposed) -> tuple[list[WorkerOrder], Round | None]:
         self._draft_s += result.seconds
         if result.epoch != self._epoch:
             self._aborted += 1
@@ -191,7 +191,7 @@ class Scheduler:
             return self._settle(verdict)
         return ([] if self._open else self._open_round()), None
 
-    def _settle(self, verdict: Verdict) -> tuple[list[WorkerMessage], Round | None]:
+    def _settle(self, verdict: Verdict) -> tuple[list[WorkerOrder], Round | None]:
         """Process the target's result of the open round; park it until the draft's token for its position arrives."""
         if verdict.round != self._round or not self._open or verdict.accepted > self._pending:
             raise RuntimeError(f"unexpected answer {verdict} in round {self._round} with {self._pending} pending")
@@ -234,14 +234,14 @@ class Scheduler:
         self._draft_s, self._aborted = 0.0, 0
         return self._continue_draft(start, verdict, passed=passed, no_draft=no_draft), settled
 
-    def _continue_draft(self, start: int, verdict: Verdict, *, passed: bool, no_draft: bool) -> list[WorkerMessage]:
+    def _continue_draft(self, start: int, verdict: Verdict, *, passed: bool, no_draft: bool) -> list[WorkerOrder]:
         """Stop or continue the draft, or restart it after the target's own token."""
         if self.finished:
             return [] if self._draft == "absent" else [Propose(self._epoch, 0)]
         if passed:
             del self._drafted[: verdict.accepted + 1]
             return self._open_round()
-        sends: list[WorkerMessage] = []
+        sends: list[WorkerOrder] = []
         if not no_draft:
             self._restart_draft(start + verdict.accepted, (verdict.token,))
         elif self._requested_length:  # start-up tokens would come too late: the draft gets its start when it is ready
@@ -255,7 +255,7 @@ class Scheduler:
         self._drafted.clear()
         self._requested_length, self._rollback = 0, (keep, tokens)
 
-    def _open_round(self) -> list[WorkerMessage]:
+    def _open_round(self) -> list[WorkerOrder]:
         """Open the next round, unless the draft's window is incomplete."""
         if self._known_length < self._window_end and not self._draft_ended:
             return []
@@ -272,14 +272,14 @@ class Scheduler:
             *self._request_window(),
         ]
 
-    def _request_window(self) -> list[WorkerMessage]:
+    def _request_window(self) -> list[WorkerOrder]:
         """Request a window of new tokens after the pending ones."""
         if self._draft != "ready" or self._draft_ended:
             return []
         self._window_end = min(len(self.emitted) + self._pending + self._round_gamma, self.settings.max_new_tokens)
         return self._propose(self._window_end)
 
-    def _propose(self, until: int) -> list[WorkerMessage]:
+    def _propose(self, until: int) -> list[WorkerOrder]:
         if until == self._requested_length:
             return []
         (keep, tokens), self._rollback = self._rollback, (None, ())

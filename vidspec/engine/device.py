@@ -213,15 +213,6 @@ def driver_problem() -> str | None:
     return f"torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use the {name} with driver {driver}"
 
 
-def peak_bytes() -> int | None:
-    """Return the peak bytes torch allocated on a GPU since the previous call; None without a GPU."""
-    if not torch.cuda.is_available():
-        return None
-    peak = torch.cuda.max_memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    return peak
-
-
 def slab_budget(layers: Mapping[torch.device, int]) -> int | None:
     """Return the bytes that all layers' keys and values may take, by the free memory of GPUs; None without one.
 

@@ -17,7 +17,7 @@ from vidspec.decoding.protocol import (
     Proposed,
     Verify,
     VisibleTokens,
-    WorkerMessage,
+    WorkerOrder,
 )
 from vidspec.decoding.scheduler import ParallelSettings, Scheduler, WorkerLost
 from vidspec.decoding.sequence import Sequence
@@ -146,7 +146,7 @@ def run_rounds(
     """
     orders: list[Verify] = []
 
-    def send(sends: list[WorkerMessage]) -> None:
+    def send(sends: list[WorkerOrder]) -> None:
         for message in sends:
             if isinstance(message, Verify):
                 orders.append(message)

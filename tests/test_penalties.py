@@ -28,7 +28,7 @@ from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.tree import AdaptiveDrafter
 from vidspec.embedded.samples import shipped
 from vidspec.engine import forward
-from vidspec.engine.graphs import ReplayedPasses
+from vidspec.engine.graphs.passes import ReplayedPasses
 from vidspec.engine.penalties import Penalties, PenaltyHistory
 from vidspec.engine.requests import run_to_completion
 from vidspec.engine.sampling import Sampling

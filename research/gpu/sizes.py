@@ -31,7 +31,7 @@ from vidspec.engine.block_kernels import triton_absence
 from vidspec.engine.device import free_memory, synchroniser
 from vidspec.engine.forward import Engine
 from vidspec.engine.fused import FusedDecoder
-from vidspec.engine.graphs import ReplayedPasses
+from vidspec.engine.graphs.passes import ReplayedPasses
 from vidspec.engine.rows import Prompt, Rows
 from vidspec.models.placement import resolve_placement
 from vidspec.video import Clip, SourceFacts

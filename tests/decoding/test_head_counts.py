@@ -27,8 +27,8 @@ from vidspec.decoding.sequence import Drafting, Sequence
 from vidspec.decoding.target import Target
 from vidspec.drafting.tree import HeadAdaptive, HeadChain, HeadTree
 from vidspec.engine.forward import Engine
-from vidspec.engine.graph_step import GraphStep
-from vidspec.engine.graphs import ReplayedPasses
+from vidspec.engine.graphs.passes import ReplayedPasses
+from vidspec.engine.graphs.step import GraphStep
 from vidspec.engine.head_states import StateInputs
 from vidspec.engine.penalties import PenaltyHistory
 from vidspec.engine.rows import HeadState, PrefillResult, Rows
@@ -199,7 +199,7 @@ def test_memory_that_captures_of_a_head_keep_is_known_before(monkeypatch):
 def test_a_round_of_sixteen_clips_launches_little_outside_replayed_passes(monkeypatch, kind, penalties):
     """Drafting and verification: what is left are tables, the clips' states and the read-backs."""
     each, launches, _ = launched(monkeypatch, kind, "eagle3", penalties)
-    assert launches.copies == {"vidspec.engine.graph_step": 2 * ROUNDS}
+    assert launches.copies == {"vidspec.engine.graphs.step": 2 * ROUNDS}
     assert each < 40, launches.found
 
 

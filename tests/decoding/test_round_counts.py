@@ -27,10 +27,10 @@ from vidspec.decoding.target import Target
 from vidspec.drafting.chain import ChainDrafter
 from vidspec.drafting.static_tree import parse_tree
 from vidspec.drafting.tree import AdaptiveDrafter, TreeDrafter
-from vidspec.engine.choice_step import ChoiceStep
 from vidspec.engine.device import to_device
-from vidspec.engine.graph_step import GraphStep
-from vidspec.engine.graphs import ReplayedPasses
+from vidspec.engine.graphs.choice import ChoiceStep
+from vidspec.engine.graphs.passes import ReplayedPasses
+from vidspec.engine.graphs.step import GraphStep
 from vidspec.engine.penalties import Penalties, PenaltyHistory
 from vidspec.engine.rows import PrefillResult, Rows
 from vidspec.engine.sampling import Sampling
@@ -270,11 +270,11 @@ def test_few_launches_outside_of_replayed_passes(monkeypatch, kind, sampling, pe
 def test_all_host_data_of_a_pass_is_one_copy(monkeypatch, kind, sampling, penalties, clips):
     """One for the draft, all of whose passes are known before, and one for the target."""
     _, launches = launched(monkeypatch, kind, clips, sampling, penalties=penalties)
-    assert launches.copies == {"vidspec.engine.graph_step": 2 * ROUNDS}
+    assert launches.copies == {"vidspec.engine.graphs.step": 2 * ROUNDS}
 
 
 def test_a_path_of_a_tree_is_kept_by_one_gather_of_all_layers_and_clips(monkeypatch):
     """Once for the target and once for the draft, when their next passes begin."""
     accepted = launched(monkeypatch, "tree", 16, models=(1, 1))[1]
     assert 0 < accepted.found["index_copy_"] <= 2 * ROUNDS
-    assert accepted.copies == {"vidspec.engine.graph_step": 2 * ROUNDS}  # together with the other data
+    assert accepted.copies == {"vidspec.engine.graphs.step": 2 * ROUNDS}  # together with the other data

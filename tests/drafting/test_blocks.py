@@ -26,7 +26,7 @@ from vidspec.drafting.base import Draft
 from vidspec.drafting.block import BlockDrafter
 from vidspec.engine.decoder import sliding_windows
 from vidspec.engine.forward import Engine
-from vidspec.engine.graphs import ReplayedPasses
+from vidspec.engine.graphs.passes import ReplayedPasses
 from vidspec.engine.penalties import Penalties, PenaltyHistory
 from vidspec.engine.rows import PassResult
 from vidspec.engine.sampling import Sampling

@@ -20,7 +20,7 @@ from vidspec.drafting.base import NO_DRAFT
 from vidspec.drafting.drafters.hybrid import HybridDrafter
 from vidspec.drafting.tree import HeadChain, HeadTree
 from vidspec.engine.forward import Engine
-from vidspec.engine.graphs import ReplayedPasses
+from vidspec.engine.graphs.passes import ReplayedPasses
 from vidspec.engine.taps import Taps
 from vidspec.errors import ModelError, ProfileError
 from vidspec.events.events import Prefilled

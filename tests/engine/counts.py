@@ -26,7 +26,7 @@ from research.sizes import Size
 from vidspec.engine import attention, few_rows, fused, quantised
 from vidspec.engine.block_kernels import BlockKernels
 from vidspec.engine.fused import FusedDecoder
-from vidspec.engine.graphs import ReplayedPasses
+from vidspec.engine.graphs.passes import ReplayedPasses
 from vidspec.engine.matrix import Precision
 from vidspec.engine.rows import Rows
 from vidspec.models.head import HeadDecoder

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.engine import standin
 from vidspec.captioner import Captioner
-from vidspec.engine.graphs import ReplayedPasses
+from vidspec.engine.graphs.passes import ReplayedPasses
 
 
 def tensors(value: object) -> list[torch.Tensor]:

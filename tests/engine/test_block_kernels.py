@@ -11,7 +11,7 @@ from tests.tiers import full_but
 from vidspec.engine import block_kernels
 from vidspec.engine.block_kernels import BlockKernels, load_block_kernels, runs_triton, triton_problem
 from vidspec.engine.forward import Engine
-from vidspec.engine.graphs import ReplayedPasses
+from vidspec.engine.graphs.passes import ReplayedPasses
 from vidspec.engine.rotary import HeadNorms
 from vidspec.engine.rows import Rows
 

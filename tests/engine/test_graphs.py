@@ -23,11 +23,11 @@ from tests.tiers import full_but, in_turn
 from vidspec.baselines.engine import PrunedSpan
 from vidspec.engine.attention import split_count
 from vidspec.engine.block_kernels import triton_problem
-from vidspec.engine.choice_step import ChoiceStep
 from vidspec.engine.choices import ChoiceKind
 from vidspec.engine.forward import Engine
-from vidspec.engine.graph_step import GraphStep, table_columns
-from vidspec.engine.graphs import ReplayedPasses, eager_reason, make_graphs
+from vidspec.engine.graphs.choice import ChoiceStep
+from vidspec.engine.graphs.passes import ReplayedPasses, eager_reason, make_graphs
+from vidspec.engine.graphs.step import GraphStep, table_columns
 from vidspec.engine.penalties import Penalties, PenaltyHistory
 from vidspec.engine.requests import Chain
 from vidspec.engine.rows import ChainRule, Rows
@@ -195,7 +195,7 @@ def test_a_decoder_is_freed_without_the_collector(engine):
 def test_why_a_gpu_would_not_replay(engine, monkeypatch, capability, windows, reason):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    monkeypatch.setattr("vidspec.engine.graphs.triton_problem", lambda device: None)
+    monkeypatch.setattr("vidspec.engine.graphs.passes.triton_problem", lambda device: None)
     decoder = engine.model.decoder
     monkeypatch.setattr(decoder, "windows", windows)
     monkeypatch.setattr(decoder, "width", 64)
@@ -219,7 +219,7 @@ def test_a_gpu_without_a_compiler_is_told_what_triton_needs(engine, monkeypatch)
     pytest.importorskip("triton", reason="Triton, which comes with torch for GPUs, is not installed")
     monkeypatch.setattr("vidspec.engine.kernel_elementwise.silu_product", no_compiler)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr("vidspec.engine.graphs.triton_problem", triton_problem.__wrapped__)
+    monkeypatch.setattr("vidspec.engine.graphs.passes.triton_problem", triton_problem.__wrapped__)
     monkeypatch.setattr(engine.model.decoder, "width", 64)
     reason = eager_reason(engine.model.decoder)
     assert reason.startswith("triton runs no kernel (RuntimeError: Failed to find C compiler.): install a C compiler")
@@ -583,7 +583,7 @@ def test_windows_are_chosen_in_the_replayed_pass_as_outside(engine, monkeypatch,
     assert cuda.choices[-1] == "replayed 16" and cuda.choices.count("captured in 1") <= 3
     for span in again:
         span.rollback(span.length - (6 if span is again[1] else 4))
-    monkeypatch.setattr("vidspec.engine.graphs.window_kind", lambda batch: None)
+    monkeypatch.setattr("vidspec.engine.graphs.passes.window_kind", lambda batch: None)
     expected = engine.run(verified(engine, again, penalties, sampling, drafted))
     for one, other in zip(got, expected, strict=True):
         assert (one.chosen, one.likeliest, one.finite) == (other.chosen, other.likeliest, other.finite)
@@ -608,7 +608,7 @@ def test_windows_of_a_flat_distribution_are_drawn_from_exactly(engine, monkeypat
 def test_captured_choices_are_dropped_all_together(engine, monkeypatch):
     """A graph that is released alone frees memory that others of its pool still use."""
     graphs = engine.model.decoder.graphs
-    monkeypatch.setattr("vidspec.engine.graphs._MOST_CHOICES", 2)
+    monkeypatch.setattr("vidspec.engine.graphs.passes._MOST_CHOICES", 2)
     span = engine.prefill(prompts(engine)[0], ROOM).span
     graphs.clear()
     kept = []

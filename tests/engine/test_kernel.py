@@ -13,7 +13,7 @@ from tests.engine.test_graphs import sliding as sliding
 from tests.tiers import full_but
 from vidspec.engine.attention import attend
 from vidspec.engine.forward import Engine
-from vidspec.engine.graphs import ReplayedPasses
+from vidspec.engine.graphs.passes import ReplayedPasses
 from vidspec.engine.rows import Rows
 
 pytest.importorskip("triton", reason="Triton, which comes with torch for GPUs, is not installed")

@@ -8,7 +8,7 @@ from tests.engine import standin
 from tests.engine.passing import unreplayed
 from tests.engine.test_graphs import RecordedGraphs
 from vidspec.engine.forward import Engine
-from vidspec.engine.graphs import ReplayedPasses
+from vidspec.engine.graphs.passes import ReplayedPasses
 from vidspec.engine.rows import Rows
 from vidspec.engine.taps import Taps
 

@@ -11,9 +11,9 @@ from tests.engine import standin
 from tests.engine.passing import unreplayed
 from tests.gpu.places import DEVICE, DTYPES, SMOKE, cuda_only, needs_replay
 from vidspec.engine.attention import attend
-from vidspec.engine.choice_step import window_kind
-from vidspec.engine.graph_step import HostTable
-from vidspec.engine.graphs import ReplayedPasses
+from vidspec.engine.graphs.choice import window_kind
+from vidspec.engine.graphs.passes import ReplayedPasses
+from vidspec.engine.graphs.step import HostTable
 from vidspec.engine.rows import Rows
 from vidspec.engine.sampling import DrawRule, Sampling
 from vidspec.runs.ties import tie_limit

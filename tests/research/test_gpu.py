@@ -27,7 +27,7 @@ from research.sizes import SIZES, Size
 from tests.engine import standin
 from vidspec.captioner import Captioner
 from vidspec.embedded.samples import shipped
-from vidspec.engine.graphs import ReplayedPasses
+from vidspec.engine.graphs.passes import ReplayedPasses
 from vidspec.errors import UsageError
 from vidspec.runs.ties import EPSILON, tie_limit
 

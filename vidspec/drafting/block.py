@@ -16,7 +16,7 @@ import torch
 from vidspec.draft_length.trees import WIDEST
 from vidspec.drafting.base import NO_DRAFT, Draft, Drafter
 from vidspec.engine.forward import Engine
-from vidspec.engine.graph_step import MOST
+from vidspec.engine.graphs.step import MOST
 from vidspec.engine.requests import Encode, Forward, Steps
 from vidspec.engine.rows import ContextRows, PassResult, Rows
 from vidspec.engine.sampling import DrawRule, Sampling, UniformNumbers, choose_tokens, on_device

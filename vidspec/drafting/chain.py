@@ -9,7 +9,7 @@ import torch
 
 from vidspec.drafting.base import Draft, Drafter
 from vidspec.engine.forward import Engine
-from vidspec.engine.graph_step import MOST
+from vidspec.engine.graphs.step import MOST
 from vidspec.engine.requests import Chain, Forward, Steps
 from vidspec.engine.rows import HeadState, PassResult, Rows
 from vidspec.engine.sampling import Sampling, UniformNumbers

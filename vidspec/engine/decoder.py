@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from vidspec.engine.graphs import ReplayedPasses
+from vidspec.engine.graphs.passes import ReplayedPasses
 from vidspec.engine.head_states import StateInputs
 from vidspec.engine.matrix import Matrix
 from vidspec.engine.rotary import RotaryTables

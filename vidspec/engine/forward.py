@@ -14,7 +14,7 @@ from typing_extensions import TypeVar
 from vidspec.engine.attention import PassAttention, last_rows
 from vidspec.engine.choices import read_back_tokens
 from vidspec.engine.device import to_device
-from vidspec.engine.graph_drafts import replay_chains, replay_trees
+from vidspec.engine.graphs.drafts import replay_chains, replay_trees
 from vidspec.engine.head_states import append_context, state_places
 from vidspec.engine.prefilling import Prefilling
 from vidspec.engine.rows import ChainRule, ContextRows, HeadState, PassResult, PrefillResult, Prompt, Rows
@@ -24,7 +24,7 @@ from vidspec.errors import ModelError, VidspecError
 
 if TYPE_CHECKING:
     from vidspec.engine.decoder import Decoder, LanguageModel
-    from vidspec.engine.graphs import ReplayedPasses
+    from vidspec.engine.graphs.passes import ReplayedPasses
     from vidspec.engine.head_states import ContextDecoder
     from vidspec.engine.requests import StaticTree
 

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from vidspec.engine.attention import PassAttention
 from vidspec.engine.block_kernels import load_block_kernels, rms_norm
 from vidspec.engine.decoder import AttendFunction, DecoderDefaults, sliding_windows
-from vidspec.engine.graph_step import StepAttention
-from vidspec.engine.graphs import eager_reason, make_graphs
+from vidspec.engine.graphs.passes import eager_reason, make_graphs
+from vidspec.engine.graphs.step import StepAttention
 from vidspec.engine.history import suppress
 from vidspec.engine.layout_times import Packing, WeightShape
 from vidspec.engine.layouts import WeightFormat, build_matrix

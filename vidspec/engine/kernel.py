@@ -1,8 +1,8 @@
 """Attention of few rows over the slab as two Triton kernels: keys are split over the device, the parts merged.
 
 All that differs between sequences is read on the device, a column of numbers for each row of the pass, so a launch does
-not depend on lengths and can be captured in a graph. Needs Triton; ``vidspec.engine.graphs`` checks before it imports
-this.
+not depend on lengths and can be captured in a graph. Needs Triton; ``vidspec.engine.graphs.passes`` checks before it
+imports this.
 """
 
 from __future__ import annotations

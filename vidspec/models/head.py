@@ -12,7 +12,7 @@ import torch
 
 from vidspec.engine.decoder import AttendFunction, DecoderDefaults
 from vidspec.engine.device import to_device
-from vidspec.engine.graphs import eager_reason, make_graphs
+from vidspec.engine.graphs.passes import eager_reason, make_graphs
 from vidspec.engine.head_states import StateInputs
 from vidspec.engine.matrix import Matrix
 from vidspec.engine.rotary import RotaryTables

@@ -21,7 +21,7 @@ from vidspec.engine.choices import (
     numbers_of,
     row_fields,
 )
-from vidspec.engine.graph_step import MOST, GraphStep, HostTable
+from vidspec.engine.graphs.step import MOST, GraphStep, HostTable
 from vidspec.engine.history import RowChanges, TextHistory
 from vidspec.engine.penalties import IN_TEXT, Penalties, PenaltyHistory, mark_texts, new_marks, set_marks
 from vidspec.engine.rows import ChainRule, PassResult, Rows

@@ -1,6 +1,6 @@
 """Replayed passes: passes of few tokens, captured in CUDA graphs, once for each number of rows.
 
-:mod:`vidspec.engine.graph_step` has one such pass and its table of rows.
+:mod:`vidspec.engine.graphs.step` has one such pass and its table of rows.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from vidspec.engine.block_kernels import CAPABILITY, triton_absence, triton_problem
-from vidspec.engine.choice_step import ChoiceStep, window_kind
 from vidspec.engine.choices import ChoiceKind, read_back_tokens
 from vidspec.engine.device import replay_refusal
-from vidspec.engine.graph_step import MOST, GraphStep, HostTable, ReplayedAttention, TableRows, table_columns
+from vidspec.engine.graphs.choice import ChoiceStep, window_kind
+from vidspec.engine.graphs.step import MOST, GraphStep, HostTable, ReplayedAttention, TableRows, table_columns
 from vidspec.engine.head_states import state_places
 from vidspec.engine.rows import PassResult, Rows
 from vidspec.engine.slab import KVSpan

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from vidspec.engine.choice_step import ChoiceStep, chain_kind
 from vidspec.engine.device import read_back
-from vidspec.engine.graph_step import GraphStep, HostTable, chained_columns
-from vidspec.engine.graphs import PlannedPass, ReplayedPasses, padded_rows
+from vidspec.engine.graphs.choice import ChoiceStep, chain_kind
+from vidspec.engine.graphs.passes import PlannedPass, ReplayedPasses, padded_rows
+from vidspec.engine.graphs.step import GraphStep, HostTable, chained_columns
 
 if TYPE_CHECKING:
     from vidspec.engine.requests import StaticTree

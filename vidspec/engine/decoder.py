@@ -46,7 +46,6 @@ class Decoder(Protocol):
     why: str
     depth: int
     axes: int
-    scaling: float
     windows: tuple[int | None, ...] | None
     mutual: bool
     cached: tuple[int, ...] | None
@@ -66,6 +65,9 @@ class Decoder(Protocol):
 
     @property
     def numbers(self) -> int: ...
+
+    @property
+    def scaling(self) -> float: ...
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Return embeddings (R, hidden) of token ids (R,)."""

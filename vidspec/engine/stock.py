@@ -86,7 +86,6 @@ class StockDecoder(DecoderDefaults):
         self.cached = attending if len(attending) < len(kinds) else None
         self.state_bytes = max_state_bytes(config, language.embed_tokens.weight.dtype)
         self.axes = axis_count(getattr(config, "rope_parameters", None))
-        self.scaling = float(self._width**-0.5)
 
     @property
     def unquantisable_reason(self) -> str | None:
@@ -113,6 +112,10 @@ class StockDecoder(DecoderDefaults):
         other.slab, other.language = slab, quantised_copy(self.language, precision)
         other.head = quantised_copy(self.head, precision)
         return other
+
+    @cached_property
+    def scaling(self) -> float:
+        return float(self._width**-0.5)
 
     @property
     def _width(self) -> int:

@@ -114,7 +114,7 @@ LINES = {
     "garbage": 64,
     "limited": 83,
     "lossy": 24,
-    "memory": 40,
+    "memory": 46,
     "models": 6560,
     "process": 219,
     "pruning": 548,

@@ -1,8 +1,9 @@
-"""Main memory of this process: bytes available, and a limit. Allocates nothing."""
+"""Main memory of this process: bytes in use, bytes available, and a limit. Allocates nothing."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +23,14 @@ def release_memory() -> None:
     """Return free memory of this process to the system, which glibc does not do; no effect elsewhere."""
     with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def resident_memory() -> int | None:
+    """Return the bytes of main memory that this process occupies; None if the system is not Linux."""
+    with suppress(OSError, ValueError):
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    return None
 
 
 def limit_memory(more: int) -> None:

@@ -48,6 +48,8 @@ __all__ = ["ClipCaptioned", "StatesProgress", "Trained", "TrainingEvent", "Train
 
 #: Room that is left on the disk.
 SPARE = 1 << 30
+#: Most clips that a new head is measured on: each is captioned twice.
+MEASURED = 50
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,7 @@ def _train_on_captions(found: LearnableCaptions, options: _HeadOptions) -> Gener
         del training, head
         _release()
         measured = list[MeasuredClip]()
-        for one in measure_head(folder / "head", found.profile, unknown, unreadable):
+        for one in measure_head(folder / "head", found.profile, unknown[:MEASURED], unreadable):
             measured.append(one)
             yield one
         if not measured:

@@ -103,7 +103,7 @@ def test_texts_are_plain_decodings_wherever_a_draft_rests(random_pair, rests, pr
         return random_pair.captioner(name, settings)
 
     drafted = compare(captioner, rests, profile, change, temperature)
-    assert drafted or packaged()[profile].draft.kind in ("suffix", "ngram", "hybrid") or profile.concurrent
+    assert drafted or packaged()[profile].draft.kind in ("suffix", "ngram", "hybrid") or packaged()[profile].concurrent
 
 
 @pytest.fixture(scope="module")

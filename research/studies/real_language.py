@@ -202,13 +202,13 @@ def markdown(rows: Sequence[GroundRow]) -> str:
     return "\n\n".join(parts)
 
 
-def real_ground(count: int, tokens: int, head: str | None) -> Ground:
-    """Return the target with real language and ``count`` subjects; profiles that draft with ``head`` are timed too."""
+def real_ground(count: int, tokens: int, head: str | None, after: int = 0) -> Ground:
+    """Return the target with real language and ``count`` subjects ``after`` others; ``head`` is timed too."""
     loaded = LoadedModels(ModelSource(target=str(build()), draft=head, dtype="float32"))
     if head is not None and loaded.named_head is None:
         raise VidspecError(f"--head {head}: is no head", hint=f"folders of {' and '.join(HEAD_PROFILES)} heads are")
     timed = (*CANDIDATES, *VARIANTS, *HEAD_PROFILES.get(loaded.named_head or "", ()))
-    prompts = [PROMPT.format(subject=one) for one in subjects(count)]
+    prompts = [PROMPT.format(subject=one) for one in subjects(after + count)[after:]]
     settings = {"video.frames": 2, "generate.max_new_tokens": tokens}
     clips = tuple((str(shipped()[0]), prompt) for prompt in prompts)
     return Ground("real", loaded, timed, (*other_profiles(timed), *TREES), settings, clips)
@@ -226,6 +226,7 @@ def main(args: Sequence[str] | None = None) -> int:
     parser.add_argument("clips", nargs="*", default=[*map(str, shipped())], help="clips of the built-in target")
     parser.add_argument("--grounds", default="real,built-in", help="default: real,built-in")
     parser.add_argument("--subjects", type=int, default=16, help="captions on real language (default: 16)")
+    parser.add_argument("--after", type=int, default=0, help="of others that a head learned from (default: 0)")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of each of them (default: 64)")
     parser.add_argument("--batch", default="1,8", help="clips at once, 1 first, separated by commas (default: 1,8)")
     parser.add_argument("--head", metavar="DIR", help="a head of the target with real language")
@@ -240,7 +241,7 @@ def main(args: Sequence[str] | None = None) -> int:
         ground = (
             built_in_ground(given.clips)
             if name == "built-in"
-            else real_ground(given.subjects, given.tokens, given.head)
+            else real_ground(given.subjects, given.tokens, given.head, given.after)
         )
         rows += measure(ground, sizes, counters=given.counters)
         ground.loaded.close()

@@ -123,7 +123,7 @@ def test_video_salmonn_is_no_plain_qwen(vidspec, tmp_path):
 def test_text_and_too_little_memory(vidspec, written, monkeypatch):
     folder = written(qwen.config(QwenKind("qwen3_5")))
     alone = vidspec("models", str(folder)).out.splitlines()[0].split("\t")
-    assert alone[2:] == ["-", f"vidspec caption clip.mp4 --target {folder}"]
+    assert alone[2:] == ["-", "-", f"vidspec caption clip.mp4 --target {folder}"]
     monkeypatch.setattr("vidspec.cli.checkpoint.free_memory", lambda device: 1000)
     monkeypatch.setattr("vidspec.models.machine.device_memory", lambda: 1000)
     ran = vidspec("models", str(folder))

@@ -133,7 +133,7 @@ def test_without_a_hub_the_cache_will_do(endpoint, tmp_path, monkeypatch):
         assert not hub.require_models(["org/model"])
         assert load_model("org/model", CPU).layers == 4
         with Captioner.from_pretrained("org/model", dtype="float32", device="cpu") as captioner:  # with no listed draft
-            assert captioner.client.profile.draft.kind == "none"
+            assert captioner.client.profile.draft.kind == "suffix"
         with pytest.raises(ModelError, match=r"^the hub cannot be reached .* lacks org/other "):
             Captioner.from_pretrained("org/other", device="cpu")
     assert hub_constants.HF_HUB_OFFLINE is False

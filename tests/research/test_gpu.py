@@ -38,6 +38,15 @@ CPU = torch.device("cpu")
 CARRIED = 10_000_000
 
 
+@pytest.fixture(autouse=True)
+def sizes_as_before():
+    """A smoke run replaces sizes, which other tests of this process predict with."""
+    before = dict(SIZES)
+    yield
+    SIZES.clear()
+    SIZES.update(before)
+
+
 def test_without_a_gpu(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main(["--out", str(tmp_path / "out")]) == 0

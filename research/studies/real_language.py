@@ -40,7 +40,15 @@ CANDIDATES = ("ar", "suffix", "hybrid-int8", "self-int8")
 #: Profiles that are timed on real language alone. A window that is given does not follow measured times.
 VARIANTS = ("hybrid-int8+draft.options.window=5", "self-int8+draft.gamma=auto", "self-int4")
 #: Profiles that draft with a head, by its kind.
-HEAD_PROFILES = {"eagle3": ("eagle3", "hybrid-eagle3"), "dflash": ("sparrow", "hybrid-sparrow")}
+HEAD_PROFILES = {
+    "eagle3": ("eagle3", "hybrid-eagle3"),
+    "dflash": (
+        "sparrow",
+        "hybrid-sparrow",
+        "sparrow+draft.gamma=5",
+        "hybrid-sparrow+draft.options.window=5",
+    ),
+}
 #: Labels beside the packaged profiles that are not timed.
 TREES = ("hybrid-int8+draft.options.window=5+draft.topology=tree",)
 

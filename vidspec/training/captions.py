@@ -62,7 +62,7 @@ def learnable_captions(
     Raises:
         UsageError: there are fewer than :data:`FEWEST`.
     """
-    left_out, of_targets = Counter[str](), defaultdict[_Target, list[CaptionEntry]](list)
+    left_out, of_targets = Counter[str](), defaultdict[_TargetId, list[CaptionEntry]](list)
     for entry in captions:
         if (reason := _refusal(entry)) is not None:
             left_out[reason] += 1
@@ -88,10 +88,10 @@ def learnable_captions(
 
 
 #: Name of a target, and of the LoRA merged into it.
-_Target: TypeAlias = tuple[str, str | None]
+_TargetId: TypeAlias = tuple[str, str | None]
 
 
-def _target_of(models: Any) -> _Target:
+def _target_of(models: Any) -> _TargetId:
     pair = models.get("pair")
     return str(models.get("target") if pair is None else embedded_folder(pair, "target")), models.get("adapter")
 

@@ -92,6 +92,7 @@ _TargetId: TypeAlias = tuple[str, str | None]
 
 
 def _target_of(models: Any) -> _TargetId:
+    """Return the target of a profile's section ``models``, of a pair its folder."""
     pair = models.get("pair")
     return str(models.get("target") if pair is None else embedded_folder(pair, "target")), models.get("adapter")
 

@@ -83,14 +83,64 @@ def test_braces_of_a_templates_own(vidspec):
     assert ran.records[0]["caption"] == "{x} " + TEXT
 
 
-def test_another_template_is_another_captioning(vidspec):
+def clips_captioned():
+    paths = [path for made in FakeCaptioner.made for kind, path, *_ in made.calls if kind == "stream"]
+    FakeCaptioner.made.clear()
+    return paths
+
+
+@pytest.mark.parametrize("form", ["jsonl", "json"])
+def test_another_template_renders_what_was_captioned(vidspec, form):
     """A file that is continued holds no caption without the template."""
-    for template, clips in (("a {caption}", 1), ("b {caption}", 1), ("a {caption}", 0)):
-        FakeCaptioner.made.clear()
-        assert vidspec("caption", "good.mp4", "--template", template, "-o", "out.jsonl").code == 0
-        assert len(FakeCaptioner.made) == clips
-    found = [json.loads(line)["caption"] for line in Path("out.jsonl").read_text().splitlines()]
-    assert sorted(found) == [f"a {TEXT}", f"b {TEXT}"]
+    for template, clips in (("a {caption}", ["good.mp4"]), ("b {caption}", []), ("a {caption}", [])):
+        assert vidspec("caption", "good.mp4", "--template", template, "-o", "out.jsonl", "--format", form).code == 0
+        assert clips_captioned() == clips
+    first, second = (json.loads(line) for line in Path("out.jsonl").read_text().splitlines())
+    assert (first["caption"], second["caption"]) == (f"a {TEXT}", f"b {TEXT}")
+    assert first["job"]["settings"] != second["job"]["settings"]
+    for one in (first, second):
+        del one["job"]["settings"], one["caption"]
+    assert first == second
+    assert vidspec("caption", "good.mp4", "--template", "{caption}", "-o", "out.jsonl", "--format", form).code == 0
+    assert clips_captioned() == [] and json.loads(Path("out.jsonl").read_text().splitlines()[-1])["caption"] == TEXT
+
+
+@pytest.mark.parametrize("parts", [(), ("--segment", "2s", "--context"), ("--prompt", "Who?", "--prompt", "Why?")])
+def test_a_trigger_word_later_needs_no_models(vidspec, parts):
+    """The file without it is kept aside; a text of a person stays."""
+    clips = ("good.mp4", "other.mp4")
+    for clip in clips:
+        Path(clip).write_bytes(b"x")
+    assert vidspec("caption", *clips, "--format", "txt", *parts).code == 0
+    before = Path("good.txt").read_text()
+    Path("other.txt").write_text("mine\n")
+    clips_captioned()
+    dry = vidspec("caption", *clips, "--format", "txt", *parts, *TEMPLATE, "--dry-run")
+    assert [line.split("\t")[0] for line in dry.out.splitlines()] == ["done", "kept"]
+    assert Path("good.txt").read_text() == before
+    ran = vidspec("caption", *clips, "--format", "txt", *parts, *TEMPLATE)
+    assert ran.code == 0 and clips_captioned() == []
+    assert "ohwx, " not in before and WRITTEN.replace("\n", " ") in Path("good.txt").read_text()
+    assert Path("good.txt~").read_text() == before and Path("other.txt").read_text() == "mine\n"
+    assert vidspec("caption", *clips, "--format", "txt", *parts, "--template", "{caption}").code == 0
+    assert clips_captioned() == [] and Path("good.txt").read_text() == before
+
+
+@pytest.mark.parametrize("other", [("--limit", "50"), ("--max-new-tokens", "7"), ("--prompt", "Why?")])
+def test_what_a_model_would_do_otherwise_is_captioned(vidspec, other):
+    assert vidspec("caption", "good.mp4", "-o", "out.jsonl").code == 0
+    clips_captioned()
+    assert vidspec("caption", "good.mp4", *TEMPLATE, *other, "-o", "out.jsonl").code == 0
+    assert clips_captioned() == ["good.mp4"]
+
+
+def test_a_failed_clip_stays_failed_with_another_template_unless_it_is_tried_again(vidspec):
+    assert vidspec("caption", "missing.mp4", "-o", "out.jsonl").code == 1
+    ran = vidspec("caption", "missing.mp4", *TEMPLATE, "-o", "out.jsonl")
+    assert ran.code == 1 and "1 of them failed (--retry-failed tries them again)" in ran.err
+    assert clips_captioned() == ["missing.mp4"], "by the first command"
+    assert vidspec("caption", "missing.mp4", *TEMPLATE, "-o", "out.jsonl", "--retry-failed").code == 1
+    assert clips_captioned() == ["missing.mp4"]
 
 
 def test_a_segment_quotes_the_text_and_not_the_template(vidspec):

@@ -244,9 +244,8 @@ class Loop:
             if not self._reported:
                 self._wait(patience)
         reported, self._reported = self._reported, []
-        if not (reported or heard):
-            return resumed
-        return list(dict.fromkeys([*reported, *resumed]))  # what heard a message may be among the others too
+        # What heard a message may be among the others too.
+        return list(dict.fromkeys([*reported, *resumed])) if reported or heard else resumed
 
     def _run_later(self) -> None:
         """Run the work that clips have left for later."""
@@ -266,9 +265,9 @@ class Loop:
         return received
 
     def _wait(self, patience: float | None) -> None:
-        deadlines = [client.request.until for client in self._clients.values() if isinstance(client.request, Receive)]
-        until = min(deadlines) - time.monotonic()
-        self.wake.wait(max(0.0, until if patience is None else min(until, patience)))
+        requests = (client.request for client in self._clients.values())
+        seconds = min(one.until for one in requests if isinstance(one, Receive)) - time.monotonic()
+        self.wake.wait(max(0.0, seconds if patience is None else min(seconds, patience)))
 
     def _encode(self, encodes: list[tuple[LoopClient, Encode]]) -> list[LoopClient]:
         """Answer the first request, with those that one pass of a vision tower answers, too."""
@@ -332,8 +331,7 @@ class Loop:
             passed = None
         if passed is None:  # outside the except clause, whose error holds the tensors of the pass
             return [answer for client, request, _ in parts for answer in self._run_pass([(client, request)])]
-        answered: list[tuple[LoopClient, object]] = []
-        at = 0
+        at, answered = 0, list[tuple[LoopClient, object]]()
         for client, request, adds in parts:
             try:
                 if request.add_result(passed[at : at + len(adds)]):

@@ -8,7 +8,7 @@ planning, destinations      RunSpec -> RunPlan: clips, profile and renderers; ru
 remaining                   work left by an earlier run; results -> records, counts and events
 running, reporter           a plan carried out; what a run says beside its results
 records                     identity of a captioning; the record of a result
-run_store                   one journal of records, and any number of renderers
+run_captions, run_store     what is known of a run's captions, with its journals; that and any number of renderers
 journal, journal_lines      append-only file of records that survives a crash; known_journals: whose a file is
 renderers                   base of run_file, clip_files (sidecars: their names), part_files, and streams in writers
 formats                     text of records; cues, rendering, schema: what several of them need

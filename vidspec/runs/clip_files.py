@@ -50,7 +50,7 @@ class ClipFiles(Renderer):
     def caption_files(self, job: Job) -> dict[Path, str]:
         if (job.segment is not None) != self.of_segments:
             return {}
-        marks = self.captions.journal(job).index.marks
+        marks = self.captions.journals.of(job).index.marks
         files = {names.path(job): names.form for names in self.names}
         wrote = {path: form for path, form in files.items() if form.holds == "text" or marks.of(path)}
         return {path: form.name for path, form in wrote.items() if form.holds is not None}
@@ -67,7 +67,7 @@ class ClipFiles(Renderer):
         if state == "free":
             return "new"
         if state == "written":
-            mark = None if settings is None or overwrite else self.captions.journal(job).index.marks.latest(path)
+            mark = None if settings is None or overwrite else self.captions.journals.of(job).index.marks.latest(path)
             return "replaced" if mark is None or mark.settings == settings else "aside, of other settings"
         if state == "foreign" and self._existing != "skip":
             return "aside, late"
@@ -87,7 +87,7 @@ class ClipFiles(Renderer):
         """Yield the clip's files that are missing or that show records of other settings."""
         for names in self.names:
             path = names.path(job)
-            mark = self.captions.journal(job).index.marks.latest(path)
+            mark = self.captions.journals.of(job).index.marks.latest(path)
             of_others = mark is not None and (mark.settings, mark.format) != (settings, names.form.name)
             late = self._existing != "skip"  # only then is the file read
             if of_others or not os.path.exists(path) or (late and self._fate(job, path) == "aside, late"):

@@ -79,28 +79,16 @@ def plan_renderers(
         raise UsageError(message, hint=hint)
     if cut is not None:
         _check_cut(cut, spec, forms, entries)
-    shown: list[Renderer] = []
+    wanted = [form for form in forms if not writes_clip_file(spec, form) and (prints or _names_output(spec, form))]
     paths: list[Path | None] = []
-    for form in forms:
-        filed = spec.output_dir is not None or spec.name is not None or (spec.cut is not None and form.lists_files)
-        if writes_clip_file(spec, form) or not (prints or filed or spec.output is not None):
-            continue
-        path = _path_for_all(spec, form, shard, several=len(forms) > 1) if filed or spec.output is not None else None
+    shown: list[Renderer] = []
+    for form in wanted:
+        path = _path_for_all(spec, form, shard, several=len(forms) > 1) if _names_output(spec, form) else None
         _check_place(path, form, forms, paths, several=found.several)
-        if path is not None and spec.output is not None:
-            check_output(path, [entry.path for entry in entries], option("output"))
+        paths.append(path)
         folder = path.parent if path else "."
         form = make_format(form.name, several=found.several, data=data, texts=texts, folder=folder)
-        for entry in entries:
-            if cut is not None and form.lists_files:
-                form.check_clip(str(cut.video(entry)), None)
-            else:
-                form.check_clip(entry.path, entry.shard)
-        paths.append(path)
-        if path is None:
-            shown.append(Stream(StdoutLines(prose=form.is_prose), form))
-        else:
-            shown.append(Stream(FileLines(path), form) if _is_special(path) else RunFile(path, form))
+        shown.append(_shown_for_all(spec, form, path, entries, cut))
     if each and spec.output_dir is None and any(entry.shard for entry in entries):
         message = f"{option('format', each[0].form.name)}: a clip of a shard has no folder of its own"
         raise UsageError(message, hint=f"name one with {option('output_dir', 'DIR')}")
@@ -115,6 +103,28 @@ def plan_renderers(
     if spec.output_dir is not None and os.path.exists(spec.output_dir) and not os.path.isdir(spec.output_dir):
         raise UsageError(f"{option('output_dir', spec.output_dir)}: is not a folder")
     return shown
+
+
+def _names_output(spec: RunSpec, form: OutputFormat) -> bool:
+    """Return True if a format for all clips has a file by the options of a run."""
+    filed = spec.output_dir is not None or spec.name is not None or (spec.cut is not None and form.lists_files)
+    return filed or spec.output is not None
+
+
+def _shown_for_all(
+    spec: RunSpec, form: OutputFormat, path: Path | None, entries: Sequence[Job], cut: SegmentNames | None
+) -> Renderer:
+    """Return what shows the records of all clips in a file, or on standard output without a ``path``."""
+    if path is not None and spec.output is not None:
+        check_output(path, [entry.path for entry in entries], option("output"))
+    for entry in entries:
+        if cut is not None and form.lists_files:
+            form.check_clip(str(cut.video(entry)), None)
+        else:
+            form.check_clip(entry.path, entry.shard)
+    if path is None:
+        return Stream(StdoutLines(prose=form.is_prose), form)
+    return Stream(FileLines(path), form) if _is_special(path) else RunFile(path, form)
 
 
 def _is_special(path: Path) -> bool:

@@ -24,7 +24,7 @@ from vidspec.runs.store.records import clip_id
 from vidspec.runs.stores import back_up_url, is_url, join_url, list_names, open_url, retry, write_url
 
 if TYPE_CHECKING:
-    from vidspec.runs.run_store import RunCaptions
+    from vidspec.runs.run_captions import RunCaptions
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ class PartFiles(Renderer):
             UsageError: another run has the journal open.
             OutputError: it cannot be written.
         """
-        journal = self.captions.journal(shard)
+        journal = self.captions.journals.of(shard)
         name = self.name(shard.path)
         earlier = self._read(name, lambda file: [*self.form.read_records(file)]) if shard.path in self._earlier else []
         captioned = ((None, one) for one in earlier if one["error"] is None)
@@ -151,12 +151,12 @@ class PartFiles(Renderer):
         """Write the part of a shard whose clips are all done, and remove its journal."""
         shard = job.shard or job.path
         del self._clips_left[shard]
-        journal = self.captions.journal(job)
+        journal = self.captions.journals.of(job)
         with failing_one_clip(self.name(shard)):
             journal.compact(self._clips.pop(shard))
             content = self.form.content(one for one in journal.records() if one["job"]["settings"] == settings)
             write_url(self.name(shard), content)
-        self.captions.end(job)
+        self.captions.journals.end(job)
 
     def _read_summary(self, name: str) -> PartSummary:
         """Return the summary of a finished part.

@@ -24,7 +24,7 @@ from vidspec.runs.run import exit_code
 from vidspec.runs.run_store import RunStore
 from vidspec.runs.sources.base import shard_members
 from vidspec.runs.store.journal_lines import JournalEntry
-from vidspec.runs.store.records import FileContent, content_of, raw_caption, record_of, settings_digest
+from vidspec.runs.store.records import FileContent, content_of, raw_caption, record_of, rendered_record, settings_digest
 from vidspec.signals import defer_signals
 
 if TYPE_CHECKING:
@@ -159,6 +159,8 @@ def _plan_job(job: Job, store: RunStore, spec: RunSpec, profile: Profile, tally:
     job.content = content_of(job.path, job.source, checksum=spec.checksum)
     name = settings_digest(job, spec, profile)
     parts = store.captions.parts(job, name)
+    leaves = not parts and store.leaves(job)
+    parts = parts or ({} if leaves else _rendered_parts(job, store, spec, profile, name))
     segmented = spec.segment is not None or questions_of(job, spec) is not None
     done = remaining_parts(parts, job.content, segmented=segmented, retry=spec.retry_failed, summary=spec.summary)
     if done is None:
@@ -168,7 +170,7 @@ def _plan_job(job: Job, store: RunStore, spec: RunSpec, profile: Profile, tally:
         tally.earlier += not any_failed
         return False
     store.check(job)
-    if store.leaves(job):
+    if leaves or (parts and store.leaves(job)):
         tally.kept += 1
         return False
     texts = {number: store.captions.own_text(job.part(number, parts[number].segments or 1)) for number in done}
@@ -176,6 +178,25 @@ def _plan_job(job: Job, store: RunStore, spec: RunSpec, profile: Profile, tally:
     if spec.existing == "use":  # else the text beside it in its shard
         job.existing = store.captions.own_text(job, replaced=True) or job.existing or ""
     return True
+
+
+def _rendered_parts(
+    job: Job, store: RunStore, spec: RunSpec, profile: Profile, settings: str
+) -> Mapping[int | None, JournalEntry]:
+    """Return the records of a clip that a run wrote with another template, in that of this one; none if it has none.
+
+    Not where the template is part of what a model is asked: with a limit, or with the text that was there.
+    """
+    if spec.limit is not None or spec.existing == "use":
+        return {}
+
+    def settings_with(template: str | None) -> str:
+        return settings_digest(job, spec.model_copy(update={"template": template}), profile)
+
+    store.captions.render_earlier(
+        job, settings, settings_with, lambda record: rendered_record(record, job, spec, settings)
+    )
+    return store.captions.parts(job, settings)
 
 
 def caption_remaining(

@@ -17,7 +17,7 @@ from vidspec.runs.store.journal import unwritable_error
 from vidspec.runs.store.journal_lines import JournalEntry
 
 if TYPE_CHECKING:
-    from vidspec.runs.run_store import RunCaptions
+    from vidspec.runs.run_captions import RunCaptions
 
 #: Kind of an OutputError that concerns one clip; after any other kind nothing more can be written.
 ONE_CLIP = "sidecar"

@@ -19,7 +19,7 @@ from vidspec.runs.store.known_journals import FileState
 from vidspec.runs.store.records import clip_id
 
 if TYPE_CHECKING:
-    from vidspec.runs.run_store import RunCaptions
+    from vidspec.runs.run_captions import RunCaptions
 
 
 class RunFile(Renderer):
@@ -54,7 +54,7 @@ class RunFile(Renderer):
 
     def open(self, captions: RunCaptions) -> None:
         super().open(captions)
-        journal, overwrite, measured = captions.journal(), captions.overwrite, captions.measured
+        journal, overwrite, measured = captions.journals.of(), captions.overwrite, captions.measured
         if self._is_journal:
             if not overwrite:
                 self._reject_other_records(journal)
@@ -127,7 +127,7 @@ class RunFile(Renderer):
         self.restore(job, record["job"]["settings"])
         if self._is_journal or self.form.update == "end":
             return
-        with self.captions.losing():
+        with self.captions.journals.losing():
             if self._written is None or self.form.update == "rewrite":
                 self._rewrite()
             else:
@@ -178,11 +178,11 @@ class RunFile(Renderer):
         self.captions.mark(None, self.path, self._size, self._digest.hexdigest())
 
     def settle(self) -> None:
-        if self._written is not None and not self.captions.is_lost:
+        if self._written is not None and not self.captions.journals.is_lost:
             self._mark()  # for the appended lines, before their records are reordered
 
     def finish(self, *, complete: bool) -> list[str]:
-        if self._is_journal or self.captions.is_lost or not (complete or self._written):
+        if self._is_journal or self.captions.journals.is_lost or not (complete or self._written):
             return []
         if self._written is not None:
             self._check()

@@ -150,7 +150,7 @@ class SegmentFiles(ClipFiles):
         if not records or records[0]["caption"] is None:
             return None
         bounds = segment_bounds(records[0])
-        mark = self.captions.journal(job).index.marks.latest(video)
+        mark = self.captions.journals.of(job).index.marks.latest(video)
         if mark is not None and mark.settings == bounds and video.exists():
             super()._write(job, settings, captions)
             return None

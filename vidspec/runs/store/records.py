@@ -130,6 +130,14 @@ def record_of(job: Job, spec: RunSpec, profile: Profile, content: FileContent) -
     return {**caption.to_dict(), "job": {key: value for key, value in about.items() if value is not None}}
 
 
+def rendered_record(record: RecordDict, job: Job, spec: RunSpec, settings: str) -> RecordDict:
+    """Return the record of a clip or a part with its caption in the template of a run, under the settings of that."""
+    text = record["caption"] if record.get("text") is None else record["text"]
+    shown = text if text is None or spec.template is None else render_caption(text, spec.template, job.fields)
+    about = {**record["job"], "settings": settings}
+    return {**record, "caption": shown, "text": None if spec.template is None else text, "job": about}
+
+
 def raw_caption(record: RecordDict) -> str | None:
     """Return what the model wrote about the video, before any second pass; None if the clip failed."""
     if (original := record.get("original")) is not None:

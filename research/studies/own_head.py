@@ -94,14 +94,13 @@ def costs() -> str:
 
 def drawn_captions(folder: Path, count: int, target: str, *style: str) -> Path:
     """Return the captions of ``count`` drawn clips by a target, made as far as they are missing."""
-    clips = folder / "clips"
+    clips = folder / f"clips-{count}"
     if len(list(clips.glob("*.mp4"))) < count:
+        shutil.rmtree(clips, ignore_errors=True)  # of a study that was stopped
         draw(clips, count, SEED)
-    listed = folder / f"clips-{count}.txt"
-    listed.write_text("".join(f"{one}\n" for one in sorted(clips.glob("*.mp4"))[:count]), encoding="utf-8")
     file = folder / f"captions-{count}{''.join(f'-{one}' for one in style)}.jsonl"
     more: dict[str, Any] = {"style": style[0]} if style else {}
-    for _ in vidspec.run(from_file=str(listed), target=target, profile="ar", output=str(file), **more):
+    for _ in vidspec.run(str(clips), target=target, profile="ar", output=str(file), **more):
         pass
     return file
 

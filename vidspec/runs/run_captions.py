@@ -1,4 +1,4 @@
-"""What is known of the captions of a run, and what it adds: its journals, and the files that show their records."""
+"""Captions of a run: its journals, what they and the files that show their records tell, and what the run adds."""
 
 from __future__ import annotations
 
@@ -41,6 +41,10 @@ class RunJournals:
         of_shards: True if each shard has its own, opened with the shard and removed when that is done.
         overwrite: start over; earlier files are kept as ``NAME~``.
         read_only: lock and write nothing, also while another run writes.
+
+    Attributes:
+        none: True of a run that keeps nothing.
+        opened: those that are open, by path.
     """
 
     def __init__(
@@ -55,17 +59,10 @@ class RunJournals:
     ) -> None:
         self._place, self._known, self._files, self._of_shards = place, known, files, of_shards
         self._overwrite, self._read_only = overwrite, read_only
-        self._opened: dict[Path, Journal] = {}
+        self.none = place is None
+        self.opened: dict[Path, Journal] = {}
         self._lost: dict[Path, OutputError] = {}  # journals that cannot be written any more
         self._folders = 0  # with a journal
-
-    def __bool__(self) -> bool:
-        """Return False of a run that keeps nothing."""
-        return self._place is not None
-
-    def __iter__(self) -> Iterator[Journal]:
-        """Yield those that are open."""
-        return iter(self._opened.values())
 
     def path_of(self, job: Job | None) -> Path:
         """Return the path of the journal of a clip; of the run without a clip."""
@@ -101,18 +98,18 @@ class RunJournals:
         path = self.path_of(job)
         if path in self._lost:
             raise self._error(self._lost[path])
-        if path not in self._opened:
+        if path not in self.opened:
             if not self._read_only:
                 make_folder(path.parent)
-            self._opened[path] = Journal(
+            self.opened[path] = Journal(
                 path,
                 overwrite=self._overwrite,
                 visible=path in self._files,
                 read_only=self._read_only,
                 stored=lean_record if self._of_shards else self._files[path].stored if path in self._files else None,
             )
-            self._known.add(self._opened[path])
-        return self._opened[path]
+            self._known.add(self.opened[path])
+        return self.opened[path]
 
     @contextlib.contextmanager
     def losing(self, job: Job | None = None, *, journal: Path | None = None) -> Iterator[None]:
@@ -135,13 +132,13 @@ class RunJournals:
 
     def end(self, job: Job) -> None:
         """Remove the journal of a shard that is done."""
-        with contextlib.closing(self._opened.pop(self.path_of(job))) as journal:
+        with contextlib.closing(self.opened.pop(self.path_of(job))) as journal:
             journal.path.unlink(missing_ok=True)
 
     def compact(self, jobs: Sequence[Job], failures: list[Exception]) -> list[str]:
         """Put the records of clips in their order; return notes for the user, and collect failures."""
         notes = []
-        for path, journal in self._opened.items():
+        for path, journal in self.opened.items():
             with collecting(failures):
                 if path not in self._lost:
                     with self.losing(journal=path):
@@ -155,10 +152,10 @@ class RunJournals:
 
     def close(self, failures: list[Exception], *, complete: bool = False) -> list[str]:
         """Close all; return notes for the user, and collect failures."""
-        for path, journal in self._opened.items():
+        for path, journal in self.opened.items():
             with collecting(failures):
                 journal.close(complete=complete and not self._of_shards and path not in self._lost)
-        replaced = [one for one in self._opened.values() if one.replaced]
+        replaced = [one for one in self.opened.values() if one.replaced]
         return [f"{one.shown}: the earlier file is now {one.replaced}" for one in replaced]
 
 
@@ -218,12 +215,13 @@ class RunCaptions:
 
     def add(self, job: Job, record: RecordDict) -> None:
         """Add a record; it is on the disk on return. Raises as :meth:`RunJournals.of`."""
-        if self.journals:
-            with self.journals.losing(job):
-                journal = self.journals.of(job)
-                if self._run is not None:
-                    journal.describe(record["job"]["settings"], self._run)
-                journal.append(record)
+        if self.journals.none:
+            return
+        with self.journals.losing(job):
+            journal = self.journals.of(job)
+            if self._run is not None:
+                journal.describe(record["job"]["settings"], self._run)
+            journal.append(record)
 
     def mark(self, job: Job | None, path: Path, size: int, sha256: str, **about: Unpack[MarkedCaption]) -> None:
         """Note the content that a file is about to have, see :meth:`Journal.mark`. Raises as :meth:`RunJournals.of`."""
@@ -232,7 +230,7 @@ class RunCaptions:
 
     def parts(self, job: Job, settings: str) -> Mapping[int | None, JournalEntry]:
         """Return the records of a clip under these settings, by segment, those in the clip's own folder too."""
-        if not self.journals:
+        if self.journals.none:
             return {}
         journal, clip = self.journals.of(job), clip_id(job)
         if not journal.index.parts(clip, settings) and (beside := self._journal_beside(job)) is not None:
@@ -254,7 +252,7 @@ class RunCaptions:
             settings_with: returns those with another template, or without one.
             render: returns a record under the settings of the run.
         """
-        if not self.journals:
+        if self.journals.none:
             return
         clip, several = clip_id(job), (self.journals.of(job), self._journal_beside(job))
         for journal in (one for one in several if one is not None and clip in one.index.clips):
@@ -270,7 +268,7 @@ class RunCaptions:
 
     def others_count(self, settings: Collection[str]) -> int:
         """Return the number of earlier records made under other settings."""
-        return sum(journal.index.other_settings_count(settings) for journal in self.journals)
+        return sum(journal.index.other_settings_count(settings) for journal in self.journals.opened.values())
 
     def _journal_beside(self, job: Job) -> Journal | None:
         """Return the journal of a clip's own folder, of a run that takes captions from there; None if there is none."""

@@ -84,7 +84,7 @@ class RunStore:
         Raises:
             OutputError: of kind :data:`ONE_CLIP`.
         """
-        if self.captions.journals:
+        if not self.captions.journals.none:
             self.captions.journals.of(job)
         for one in self._shown:
             one.check(job)

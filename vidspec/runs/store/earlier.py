@@ -30,9 +30,9 @@ def with_earlier_texts(spec: RunSpec, formats: str | None) -> tuple[RunSpec, str
         spec: the run; its texts are read. One that writes no files has no place.
         formats: names of its formats, separated by commas.
     """
+    given = _texts(spec.model_dump(mode="json", exclude_defaults=True))
     starts = spec.overwrite or not _writes_files(spec, formats)
     runs = [] if starts else [run for journal in _journals(spec) for run in RunLines.read(journal).described]
-    given = _texts(spec.model_dump(mode="json", exclude_defaults=True))
     if not runs or any(_texts(run.spec) == given for run in runs):
         return spec, None
     earlier = _inheritable(runs[-1], given)

@@ -50,7 +50,7 @@ def captions(captioner, batch):
 
 
 @pytest.mark.full
-@pytest.mark.sample(full=7)
+@pytest.mark.sample(full=4)
 @pytest.mark.parametrize(("name", "layout", "batch", "profile"), full_but(USUAL, EVERY))
 def test_every_layout_gives_plain_decodings_tokens(pairs, monkeypatch, name, layout, batch, profile):
     monkeypatch.setenv(VARIABLE, layout)

@@ -20,6 +20,7 @@ LONG = (
     "tests/engine/test_graphs.py",
     "tests/models/test_loading.py",
     "tests/models/test_quick_import.py",
+    "tests/research/test_gpu.py",
     "tests/runs/test_end_to_end.py",
     "tests/runs/test_kill.py",
     "tests/runs/test_object_store.py",

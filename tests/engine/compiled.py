@@ -8,6 +8,7 @@ on meta tensors, and compiled as Triton would compile it for them.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -26,10 +27,12 @@ from typing import Annotated, Any, Protocol
 import torch
 import typer
 
+import vidspec
 from research.commands import run
 from vidspec.bench import tables
 
 TABLE = Path(__file__).with_name("compiled.json")
+KERNELS = Path(vidspec.__file__).parent / "engine"
 #: Bytes of shared memory per block by compute capability (CUDA programming guide, table of limits).
 LIMITS = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 #: Registers per thread, on all of them.
@@ -283,6 +286,14 @@ def compare(capability: int, known: dict[str, Sequence[int]], found: dict[str, C
     return sorted(worse)
 
 
+def digest() -> str:
+    """Return the digest of what is compiled: kernels, their launchers and the shapes here, without comments."""
+    files = [*(KERNELS / f"{name}.py" for name in ("kernel", "kernel_elementwise", "kernel_quantised")), Path(__file__)]
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    code = "\n".join(line for line in lines if line.strip() and not line.lstrip().startswith("#"))
+    return hashlib.sha256(code.encode()).hexdigest()[:16]
+
+
 def read_table() -> tuple[str, dict[str, dict[str, Sequence[int]]]]:
     """Return the version of Triton, and the figures of the stored table by capability and kernel."""
     stored = json.loads(TABLE.read_text(encoding="utf-8"))
@@ -292,13 +303,18 @@ def read_table() -> tuple[str, dict[str, dict[str, Sequence[int]]]]:
     }
 
 
+def stored_digest() -> str:
+    """Return the digest of what the stored table was compiled from."""
+    return str(json.loads(TABLE.read_text(encoding="utf-8"))["sources"])
+
+
 def _as_json(found: Mapping[str, Mapping[str, Sequence[int]]], triton: str) -> str:
     """Return the stored table, a line for each kernel with its figures by capability."""
     kernels = (
         f"{json.dumps(name)}:{json.dumps([rows[name] for rows in found.values()], separators=(',', ':'))}"
         for name in next(iter(found.values()))
     )
-    return f'{{"triton":"{triton}","kernels":{{\n' + ",\n".join(kernels) + "\n}}\n"
+    return f'{{"triton":"{triton}","sources":"{digest()}","kernels":{{\n' + ",\n".join(kernels) + "\n}}\n"
 
 
 def summary(table: Mapping[str, Mapping[str, Sequence[int]]]) -> str:
@@ -326,7 +342,7 @@ def command(
         typer.Option("--instructions", metavar="CAPABILITY", help="Print the instructions of products for a weight."),
     ] = None,
 ) -> None:
-    """Compile the kernels for GPUs of compute capability 8.0 to 12.0 and write what they take."""
+    """Compile the kernels for GPUs of compute capability 8.0 to 12.0, print what is worse, and write what they take."""
     os.environ.pop("TRITON_INTERPRET", None)
     if instructions is not None:
         for name, launch in product_launches():
@@ -337,6 +353,9 @@ def command(
         return
     found = {str(capability): compiled(capability) for capability in LIMITS}
     print(summary(found))
+    for capability, known in read_table()[1].items():
+        for line in compare(int(capability), known, found[capability]):
+            print(f"{capability}: {line}")
     TABLE.write_text(_as_json(found, version("triton")), encoding="utf-8")
 
 

@@ -72,6 +72,7 @@ def blocks_of(tower):
     return [isinstance(block, fused_vision._VisionBlock) for block in tower.blocks]
 
 
+@pytest.mark.sample(full=5)
 @pytest.mark.parametrize("family, grid", full_but([(QWEN25, "four"), (QWEN3, "one")], CASES))
 def test_features_of_the_stock_tower(family, grid):
     tower = tower_of(family)

@@ -185,6 +185,7 @@ def test_context_quotes_the_text_of_a_part_that_holds_now(fast):
     assert (job.path, job.done) == ("k/a.mp4", {0: "edited by eye"})
 
 
+@pytest.mark.sample(full=4)
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.full) for part in range(1, 10))])
 def test_no_text_of_a_person_is_lost_in_any_order_of_commands(fast, part):
     for seed in range(part * ORDERS // 10, (part + 1) * ORDERS // 10):

@@ -39,6 +39,7 @@ def test_parts_add_up_to_the_wall_clock(report):
     assert beside.breakdown.overlap > 0 and set(beside.breakdown.lanes) == {"target", "draft"}
 
 
+@pytest.mark.full
 def test_passes_belong_to_the_draft_that_was_measured(report):
     plain, turns, beside = report.runs
     assert list(turns.passes.target) == list(range(1, 33))

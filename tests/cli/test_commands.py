@@ -358,6 +358,7 @@ def test_an_error_names_what_was_typed(vidspec, monkeypatch, args, env, message)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize("command", ["profiles", "models", "doctor", "config show", "--help"])
 def test_a_full_disk_is_one_line(command):
     words = [sys.executable, "-m", "vidspec", *command.split()]
@@ -369,6 +370,7 @@ def test_a_full_disk_is_one_line(command):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="closes a file descriptor in a shell")
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("command", ["profiles", "--version", "caption --help", "profiles --format json"])
 def test_a_closed_standard_output(command):
     words = ["sh", "-c", f'exec "$0" -m vidspec {command} >&-', sys.executable]
@@ -377,6 +379,7 @@ def test_a_closed_standard_output(command):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="closes file descriptors in a shell")
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize(
     ("closing", "args", "code"),
     [

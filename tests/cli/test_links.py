@@ -70,6 +70,7 @@ def outside_stays():
 
 
 @pytest.mark.usefixtures("outside_stays")
+@pytest.mark.sample(quick=3, full=6)
 @pytest.mark.parametrize("run", RUNS)
 def test_a_folder_full_of_links_writes_nothing_outside(vidspec, run):
     """One after the other: each link alone, as the first that is refused hides the others."""
@@ -87,6 +88,7 @@ def test_a_folder_full_of_links_writes_nothing_outside(vidspec, run):
 
 
 @pytest.mark.usefixtures("outside_stays")
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("run", [("--report", "c/report.html"), ("--segment", "4s", "--cut", "c")])
 def test_reports_and_cut_parts_are_not_written_through_links(vidspec, run):
     """Names of our own around a report, and those of cut parts and their captions."""
@@ -106,6 +108,7 @@ def test_reports_and_cut_parts_are_not_written_through_links(vidspec, run):
             path.unlink()
 
 
+@pytest.mark.sample(quick=3)
 @pytest.mark.parametrize("run", ["txt", "txt,srt", "list", "lists", "overwrite", "replace"])
 def test_links_to_folders_are_not_followed(vidspec, run):
     """Unless they are named."""

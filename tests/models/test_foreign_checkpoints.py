@@ -162,6 +162,7 @@ def test_bad_templates(copy, template, says):
     assert f"{model.name}: its chat template {says}" in caught.value.message and "\n" not in str(caught.value)
 
 
+@pytest.mark.full
 def test_a_prompt_that_a_tokenizer_multiplies(copy):
     file = copy / "tokenizer.json"
     growth = {"type": "Replace", "pattern": {"String": "zebra"}, "content": "zebra" * 35}

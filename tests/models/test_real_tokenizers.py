@@ -99,7 +99,7 @@ def test_ids_are_the_published_ones(loaded):
     assert model.eos == {151645}
 
 
-@pytest.mark.sample(quick=2)
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("system", [None, "Answer in one line."])
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_a_prompt_is_what_the_tokenizer_makes_of_the_whole(loaded, prompt, system):

@@ -23,6 +23,7 @@ def small_room(monkeypatch):
         monkeypatch.setattr(request.__new__, "__defaults__", (*request.__new__.__defaults__[:-1], 64 << 20))
 
 
+@pytest.mark.sample(quick=1, full=2)
 @pytest.mark.parametrize("codec", ["zstd", "gzip"])
 @pytest.mark.parametrize("column", ["mp4", "path"])
 def test_a_page_that_unpacks_to_more_than_memory_is_one_error(small_room, codec, column):

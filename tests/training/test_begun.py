@@ -44,7 +44,7 @@ def saved(folder, layout, words):
     return heads.save(folder, heads.config(KIND, **more), weights)
 
 
-@pytest.mark.parametrize("layout", full_but(["selector", "speculators fewer ids"], LAYOUTS))
+@pytest.mark.parametrize("layout", full_but(["speculators fewer ids"], LAYOUTS))
 def test_a_head_of_any_layout_learns_and_stays_in_its_layout(small, tmp_path, layout):
     target, clips = small
     folder = saved(tmp_path / "begun", layout, len(target.model.lm_head.weight))

@@ -74,6 +74,7 @@ def test_a_folder_that_holds_files_is_left_as_it_is(caption_lines, user_cache, t
     assert (tmp_path / "config.json").read_text() == "{}"
 
 
+@pytest.mark.full
 def test_clips_are_captioned_first_and_a_stopped_command_goes_on(user_cache, tmp_path, monkeypatch):
     """Stopped among the captions, and among the states: what was done is not done again."""
     monkeypatch.setenv("VIDSPEC_VIDEO__FRAMES", "1")

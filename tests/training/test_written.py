@@ -50,6 +50,7 @@ def states_of(found, folder, target=None):
     return head, states
 
 
+@pytest.mark.sample(quick=1)
 @pytest.mark.parametrize("kind", ["tar", "parquet"])
 def test_clips_in_shards(tmp_path, kind):
     """Each is found in its shard and read there; after the shard has gone, it is named."""
@@ -84,6 +85,7 @@ def test_several_prompts_and_turns_of_a_dialogue(tmp_path):
         learnable_captions(read_captions([file]))
 
 
+@pytest.mark.full
 def test_captions_under_penalties_are_not_taken_for_greedy_ones(tmp_path):
     """Other tokens than the target's likeliest ones do not say that its weights have changed."""
     for number, (key, greedy) in enumerate({"max_new_tokens": True, "presence_penalty": False}.items()):
@@ -100,6 +102,7 @@ def test_what_a_thinker_thinks_is_learned_too(tmp_path):
     states_of(found, tmp_path / "states")
 
 
+@pytest.mark.full
 def test_a_head_of_a_target_that_hears_learns_by_heart(tmp_path):
     """Rows of sound are no text: the head drafts in the loop as well as in training, where it has not seen them."""
     target = loading.load_model(str(checkpoint("qwen2_5_omni")), PLACE)

@@ -93,7 +93,7 @@ def random_pair():
     pair.close()
 
 
-@pytest.mark.sample(full=40)
+@pytest.mark.sample(full=25)
 @pytest.mark.parametrize(
     ("profile", "change", "temperature"),
     full_but([("sd-tree", "penalised", 0.5), ("vanilla-sd-auto", "both", 0.9)], crossed(PROFILES)),
@@ -120,6 +120,7 @@ def built_in():
     return pair
 
 
+@pytest.mark.sample(full=25)
 @pytest.mark.parametrize(
     ("profile", "change", "temperature"),
     full_but([("sparrow", "penalised", 0.9), ("eagle3", "penalised", 0.5)], crossed(HEADS)),

@@ -68,6 +68,7 @@ def rotation_of(width, dtype, by_axis=False):
 
 
 @pytest.mark.full
+@pytest.mark.sample(full=13)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [16, 80, 128])
 @pytest.mark.parametrize("by_axis", [False, True])
@@ -83,7 +84,7 @@ def test_rotation_in_place(dtype, width, by_axis):
     assert torch.equal(states[:, HEADS + KV_HEADS :], values)
 
 
-@pytest.mark.sample(full=17)
+@pytest.mark.sample(full=7)
 @pytest.mark.full
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [16, 80, 128])
@@ -134,6 +135,7 @@ def test_activation(dtype, width):
 
 @pytest.mark.full
 @pytest.mark.skipif(DEVICE == "cuda", reason="the model is on the CPU")
+@pytest.mark.sample(full=1)
 @pytest.mark.parametrize("family", full_but(["qwen2_5_vl"], ["qwen2_5_vl", "qwen3_vl"]))
 def test_a_models_pass_by_these_kernels(family):
     """The same logits and entries, for rows of several sequences; nothing that a pass keeps is written to."""

@@ -253,6 +253,7 @@ def noise(seed, frames, height=60, width=90):
     return Clip.of(shown, range(frames))
 
 
+@pytest.mark.sample(full=16)
 @pytest.mark.parametrize("family", full_but([*SAME_BITS], sorted(ADAPTERS)))
 @pytest.mark.parametrize("pooled", full_but([False], [False, True]))
 def test_frames_of_several_clips_share_a_pass(family, pooled, monkeypatch):

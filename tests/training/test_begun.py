@@ -44,6 +44,7 @@ def saved(folder, layout, words):
     return heads.save(folder, heads.config(KIND, **more), weights)
 
 
+@pytest.mark.sample(full=6)
 @pytest.mark.parametrize("layout", full_but(["speculators fewer ids"], LAYOUTS))
 def test_a_head_of_any_layout_learns_and_stays_in_its_layout(small, tmp_path, layout):
     target, clips = small

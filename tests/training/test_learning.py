@@ -45,6 +45,7 @@ def targets():
     return target
 
 
+@pytest.mark.sample(full=4)
 @pytest.mark.parametrize(
     "family", [one if one == "llava_onevision" else pytest.param(one, marks=pytest.mark.full) for one in FAMILIES]
 )

@@ -17,6 +17,7 @@ STEPS = 56
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read as Linux counts it")
 @pytest.mark.full
+@pytest.mark.sample(full=1)
 @pytest.mark.parametrize("shape", [(256, 1024, 8000), (896, 4864, 30000)], ids=["small", "medium"])
 def test_training_takes_the_memory_that_it_says(shape):
     """No more, and more than half of it."""

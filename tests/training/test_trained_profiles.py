@@ -58,6 +58,7 @@ def test_profiles_of_both_kinds_of_heads_are_met():
     assert {"dflash", "sparrow", "eagle3", "hybrid-sparrow", "hybrid-eagle3"} <= {*PROFILES}
 
 
+@pytest.mark.sample(full=9)
 @pytest.mark.parametrize("batch", [1, 4, 16])
 @pytest.mark.parametrize("name", [name for name, kind in PROFILES.items() if kind in ("dflash", "eagle3")])
 def test_tokens_are_those_of_plain_decoding(trained, name, batch):

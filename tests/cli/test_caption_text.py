@@ -134,6 +134,16 @@ def test_what_a_model_would_do_otherwise_is_captioned(vidspec, other):
     assert clips_captioned() == ["good.mp4"]
 
 
+def test_captions_of_a_clip_that_has_changed_are_not_rendered(vidspec):
+    """Nor is a backup made of a file that would have held them for a moment."""
+    Path("good.mp4").write_bytes(b"x")
+    assert vidspec("caption", "good.mp4", "-o", "out.jsonl").code == 0
+    Path("good.mp4").write_bytes(b"other")
+    clips_captioned()
+    assert vidspec("caption", "good.mp4", *TEMPLATE, "-o", "out.jsonl").code == 0
+    assert clips_captioned() == ["good.mp4"] and not Path("out.jsonl~").exists()
+
+
 def test_a_failed_clip_stays_failed_with_another_template_unless_it_is_tried_again(vidspec):
     assert vidspec("caption", "missing.mp4", "-o", "out.jsonl").code == 1
     ran = vidspec("caption", "missing.mp4", *TEMPLATE, "-o", "out.jsonl")

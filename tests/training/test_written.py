@@ -85,6 +85,15 @@ def test_several_prompts_and_turns_of_a_dialogue(tmp_path):
         learnable_captions(read_captions([file]))
 
 
+def test_a_caption_in_two_templates_is_learned_once(tmp_path):
+    clips, target = list(map(str, shipped()[:2])), checkpoint("readable")
+    prompts = {"prompt": ["Describe the video.", "Who moves?"]}
+    before = written(tmp_path, clips, target, **prompts)
+    after = written(tmp_path, clips, target, template="ohwx, {caption}", **prompts)
+    assert [one.tokens for one in after.clips] == [one.tokens for one in before.clips] and len(after.clips) == 4
+    assert after.left_out == {"that are there again, as in another template": 4}
+
+
 @pytest.mark.full
 def test_captions_under_penalties_are_not_taken_for_greedy_ones(tmp_path):
     """Other tokens than the target's likeliest ones do not say that its weights have changed."""

@@ -106,7 +106,7 @@ def plan_renderers(
 
 
 def _names_output(spec: RunSpec, form: OutputFormat) -> bool:
-    """Return True if a format for all clips has a file by the options of a run."""
+    """Return True if the options of a run give a format for all clips a file."""
     filed = spec.output_dir is not None or spec.name is not None or (spec.cut is not None and form.lists_files)
     return filed or spec.output is not None
 
@@ -114,7 +114,7 @@ def _names_output(spec: RunSpec, form: OutputFormat) -> bool:
 def _shown_for_all(
     spec: RunSpec, form: OutputFormat, path: Path | None, entries: Sequence[Job], cut: SegmentNames | None
 ) -> Renderer:
-    """Return what shows the records of all clips in a file, or on standard output without a ``path``."""
+    """Return the renderer of one format for all clips: into the file ``path``, or to standard output without one."""
     if path is not None and spec.output is not None:
         check_output(path, [entry.path for entry in entries], option("output"))
     for entry in entries:

@@ -160,7 +160,8 @@ def _plan_job(job: Job, store: RunStore, spec: RunSpec, profile: Profile, tally:
     name = settings_digest(job, spec, profile)
     parts = store.captions.parts(job, name)
     leaves = not parts and store.leaves(job)
-    parts = parts or ({} if leaves else _rendered_parts(job, store, spec, profile, name))
+    if not parts and not leaves:
+        parts = _rendered_parts(job, store, spec, profile, name)
     segmented = spec.segment is not None or questions_of(job, spec) is not None
     done = remaining_parts(parts, job.content, segmented=segmented, retry=spec.retry_failed, summary=spec.summary)
     if done is None:
@@ -183,7 +184,7 @@ def _plan_job(job: Job, store: RunStore, spec: RunSpec, profile: Profile, tally:
 def _rendered_parts(
     job: Job, store: RunStore, spec: RunSpec, profile: Profile, settings: str
 ) -> Mapping[int | None, JournalEntry]:
-    """Return the records of a clip that a run wrote with another template, in that of this one; none if it has none.
+    """Return the records of a clip made with another template, rendered in this run's; empty if there are none.
 
     Not where the template is part of what a model is asked: with a limit, or with the text that was there.
     """

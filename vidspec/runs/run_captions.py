@@ -35,7 +35,7 @@ class RunJournals:
     One that cannot be written any more fails its own clips only, as long as others can be.
 
     Args:
-        place: finds the journal of a clip; None of a run that keeps nothing.
+        place: finds the journal of a clip; None of a run that keeps no records.
         known: gets those that are opened.
         files: formats of the files for all clips, one of which may be the journal, by path.
         of_shards: True if each shard has its own, opened with the shard and removed when that is done.
@@ -43,7 +43,7 @@ class RunJournals:
         read_only: lock and write nothing, also while another run writes.
 
     Attributes:
-        none: True of a run that keeps nothing.
+        kept: False of a run that keeps no records, as one that only prints.
         opened: those that are open, by path.
     """
 
@@ -59,7 +59,7 @@ class RunJournals:
     ) -> None:
         self._place, self._known, self._files, self._of_shards = place, known, files, of_shards
         self._overwrite, self._read_only = overwrite, read_only
-        self.none = place is None
+        self.kept = place is not None
         self.opened: dict[Path, Journal] = {}
         self._lost: dict[Path, OutputError] = {}  # journals that cannot be written any more
         self._folders = 0  # with a journal
@@ -215,7 +215,7 @@ class RunCaptions:
 
     def add(self, job: Job, record: RecordDict) -> None:
         """Add a record; it is on the disk on return. Raises as :meth:`RunJournals.of`."""
-        if self.journals.none:
+        if not self.journals.kept:
             return
         with self.journals.losing(job):
             journal = self.journals.of(job)
@@ -230,7 +230,7 @@ class RunCaptions:
 
     def parts(self, job: Job, settings: str) -> Mapping[int | None, JournalEntry]:
         """Return the records of a clip under these settings, by segment, those in the clip's own folder too."""
-        if self.journals.none:
+        if not self.journals.kept:
             return {}
         journal, clip = self.journals.of(job), clip_id(job)
         if not journal.index.parts(clip, settings) and (beside := self._journal_beside(job)) is not None:
@@ -244,24 +244,27 @@ class RunCaptions:
         settings_with: Callable[[str | None], str],
         render: Callable[[RecordDict], RecordDict],
     ) -> None:
-        """Add the records of a clip that differ from those under these settings in their template alone.
+        """Copy a clip's records that were made with another template into its journal, rendered in the run's template.
 
         Args:
-            job: the clip; it has no records under these settings.
+            job: the clip, with its content; it has no records under these settings.
             settings: of the run.
-            settings_with: returns those with another template, or without one.
+            settings_with: returns the settings of the same run with another template, or without one.
             render: returns a record under the settings of the run.
         """
-        if self.journals.none:
+        if not self.journals.kept:
             return
-        clip, several = clip_id(job), (self.journals.of(job), self._journal_beside(job))
-        for journal in (one for one in several if one is not None and clip in one.index.clips):
+        clip = clip_id(job)
+        for journal in filter(None, (self.journals.of(job), self._journal_beside(job))):
+            if (captionings := journal.index.clips.get(clip)) is None:
+                continue
             templates = {None, *(run.spec.get("template") for run in journal.index.runs.described)}
             wanted = {settings_with(None if one is None else str(one)) for one in templates}
-            if (other := next(filter(wanted.__contains__, reversed(journal.index.clips[clip])), None)) is not None:
+            other = next(filter(wanted.__contains__, reversed(captionings)), None)
+            entries = [] if other is None else [*captionings[other].values()]
+            if entries := [one for one in entries if job.content is not None and one.content.same(job.content)]:
                 if self._run is not None:
                     self.journals.of(job).describe(settings, self._run)
-                entries = [*journal.index.parts(clip, other).values()]
                 rendered = zip(entries, map(render, journal.read(entries)), strict=True)
                 self.journals.of(job).add_missing(rendered, measured=self.measured)
                 return

@@ -27,11 +27,7 @@ class RunStore:
 
     Args:
         renderers: in the order in which they get a record: files for each clip last, as one of these may fail alone.
-        jobs: the clips, or the shards.
-        label: label of the shard of the run.
-        overwrite: start over; earlier files are kept as ``NAME~``.
-        read_only: lock and write nothing, also while another run writes.
-        run: description of the run, for its journals.
+        jobs, label, overwrite, read_only, run: see :class:`~vidspec.runs.run_captions.RunCaptions`.
 
     Attributes:
         captions: what is known of the captions.
@@ -84,7 +80,7 @@ class RunStore:
         Raises:
             OutputError: of kind :data:`ONE_CLIP`.
         """
-        if not self.captions.journals.none:
+        if self.captions.journals.kept:
             self.captions.journals.of(job)
         for one in self._shown:
             one.check(job)

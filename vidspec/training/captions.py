@@ -117,6 +117,7 @@ def _clips(entries: list[CaptionEntry], left_out: Counter[str]) -> tuple[list[Ca
     """Return captions with what was asked, and the profile of the last one; counts those that are left out."""
     clips, members, turns = list[CaptionedClip](), _ShardMembers(), defaultdict[str, list[DialogueTurn]](list)
     known, profile = dict[int, Profile | None](), None  # by description of a run, which entries share
+    seen = set[tuple[object, ...]]()
     for entry in sorted(entries, key=lambda one: (one.path, one.start, one.segment or 0)):
         assert entry.run is not None and entry.record is not None
         if id(entry.run) not in known:
@@ -125,12 +126,16 @@ def _clips(entries: list[CaptionEntry], left_out: Counter[str]) -> tuple[list[Ca
                 known[id(entry.run)] = profiles.parse(entry.run.profile)
         own, question = known[id(entry.run)], entry.record.get("question") or {}
         earlier = turns[f"{entry.clip} {entry.record['job']['settings']}"] if question.get("kind") == "turn" else []
-        if own is None:
+        same = entry.clip, entry.segment, question.get("prompt"), *entry.record["token_ids"]
+        if same in seen:
+            left_out["that are there again, as in another template"] += 1
+        elif own is None:
             left_out["of a profile that this version does not read"] += 1
         elif question.get("kind") == "turn" and question["index"] != len(earlier):
             left_out["after answers that are left out"] += 1
         else:
             profile = own
+            seen.add(same)
             clips.append(_clip(entry, entry.record, own, members.source(entry), earlier))
             earlier.append(DialogueTurn(clips[-1].request.prompt or "", raw_caption(entry.record) or ""))
     return clips, profile

@@ -131,7 +131,7 @@ def record_of(job: Job, spec: RunSpec, profile: Profile, content: FileContent) -
 
 
 def rendered_record(record: RecordDict, job: Job, spec: RunSpec, settings: str) -> RecordDict:
-    """Return the record of a clip or a part with its caption in the template of a run, under the settings of that."""
+    """Return a record with its caption in the template of a run, under the settings of that run."""
     text = record["caption"] if record.get("text") is None else record["text"]
     shown = text if text is None or spec.template is None else render_caption(text, spec.template, job.fields)
     about = {**record["job"], "settings": settings}
